@@ -28,9 +28,9 @@ impl Wait {
 
 pub struct Context {
     ring: Arc<Ring>,
-    /// Address of the mapping in which the program sees the events; `length` is the mapping's size
-    /// in bytes. If the program has moved the mapping, the thread that notices the move stores the
-    /// new address ([`Context::is_at`]).
+    /// Address of the mapping in which the program sees the events. `length` is the mapping's size
+    /// in bytes. The program may move the mapping. The thread that notices the move then stores the
+    /// new address here ([`Context::is_at`]).
     address: AtomicU64,
     length: usize,
     /// Maximum number of events in the ring.
@@ -39,15 +39,16 @@ pub struct Context {
     /// Locked by the thread that consumes events for the program (io_getevents(2)). That thread
     /// moves the head of the context's ring.
     taking: Mutex<()>,
-    /// The eventfd that the last iocb with IOCB_FLAG_RESFD named, so that the next iocb finds it:
-    /// most iocbs name the same eventfd. The value lasts while a request still has to signal that
-    /// eventfd. The reference is weak, so that the program's close of the eventfd takes effect.
+    /// The eventfd that the last iocb with IOCB_FLAG_RESFD named. Most iocbs name one eventfd, so
+    /// the next iocb finds it here. The reference is weak: it is valid only while a request still
+    /// has to signal the eventfd. So the program's close of the eventfd takes effect.
     last_eventfd: Mutex<Weak<EventDescriptor>>,
 }
 
 impl Context {
-    /// Makes a context. `completion_mode`: how its completions reach waiting threads. A polled
-    /// context ignores the mode, because its callers always poll the devices.
+    /// Makes a context. `completion_mode`: how threads that wait for events learn of completions. A
+    /// polled context ignores the mode, because the callers of io_getevents(2) then poll the
+    /// devices.
     pub fn new(
         trust: AddressTrust,
         requests: u32,
@@ -164,8 +165,9 @@ impl Context {
         Ok(taken)
     }
 
-    /// Waits until at least `minimum` events have been consumed by this caller. If another caller
-    /// consumes the events for which this thread was woken, this thread waits again.
+    /// Waits until this caller has consumed at least `minimum` events. `taken` of them are consumed
+    /// before the wait. If another caller consumes the events for which this thread was woken, this
+    /// thread waits again.
     #[inline(never)]
     fn wait_for_events(
         &self,
@@ -177,8 +179,8 @@ impl Context {
     ) -> Result<u64, Errno> {
         loop {
             let wanted = width::low(minimum.saturating_sub(taken).min(u64::from(self.capacity)));
-            // With a time limit of zero the call must not sleep. A wait for 0 events only checks
-            // for completions.
+            // With a time limit of zero this call must not sleep. `await_events` does not sleep for
+            // 0 events: it only checks for completions.
             let (wanted, deadline) = if wait.is_over() { (0, None) } else { (wanted, wait.deadline) };
             let waited = self.ring.await_events(wanted, deadline, wait.mask);
             match self.take(to, taken, most) {
@@ -217,9 +219,9 @@ impl Context {
         Ok(taken)
     }
 
-    /// Consumes more events. `taken` is the number of events that the caller has consumed before.
-    /// Returns `taken` plus the number of new events. Error: `EFAULT`; this function has then
-    /// consumed none.
+    /// Copies events to the program, up to `most` in all, and removes them from the ring. `taken`:
+    /// the number of events that this caller has consumed before. Returns `taken` plus the number
+    /// of new events. Error: `EFAULT`; this function has then consumed no event.
     fn take(&self, to: UserAddress, taken: u64, most: u64) -> Result<u64, Errno> {
         let _one_at_a_time = self.taking.lock();
         self.take_alone(to, taken, most)
@@ -237,14 +239,15 @@ impl Context {
     }
 }
 
-/// Returns the result of a call that ends with `error` after it has consumed `taken` events.
+/// Returns the result of a call of io_getevents(2) that meets `error` after it has consumed `taken`
+/// events. The call reports the error only if `taken` is 0.
 fn ended(taken: u64, error: Errno) -> Result<u64, Errno> {
     if taken > 0 { Ok(taken) } else { Err(error) }
 }
 
 impl Drop for Context {
-    /// Closes the ring of a context that was never inserted into the table. For any other context,
-    /// `end` has closed the ring.
+    /// Closes the ring of a context that was never inserted into the table. `end` has already
+    /// closed the ring of any other context.
     fn drop(&mut self) {
         self.ring.close();
     }

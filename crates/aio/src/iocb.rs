@@ -128,8 +128,8 @@ fn nowait_where_it_would_wait(number: i32) -> u32 {
 }
 
 /// Checks `RWF_*` flags as the kernel's `kiocb_set_rw_flags` does, as far as usring can determine
-/// the file's abilities. Returns the flags without RWF_HIPRI, because no caller will poll for the
-/// transfer.
+/// which flags the file supports. Returns the flags without RWF_HIPRI, because no thread polls the
+/// device for the transfer.
 #[cold]
 fn check_flags(flags: u32, number: i32, writes: bool) -> Result<u32, Errno> {
     if flags & !KNOWN_FLAGS != 0 {

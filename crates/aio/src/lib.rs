@@ -9,13 +9,13 @@
 //! - `iocb`: translates an iocb into an SQE, or returns the kernel's error for it.
 //!
 //! # Ownership
-//! - The table belongs to the process. A forked child starts with an empty table, so an inherited
-//!   context is unknown there (`EINVAL`). In the kernel a child has no contexts either.
+//! - The table belongs to the process. A forked child starts with an empty table, so a call on an
+//!   inherited context returns `EINVAL`. In the kernel a child has no contexts either.
 //! - A call finds its context without a lock. The call keeps the context alive even if another
 //!   thread destroys the context meanwhile.
-//! - The engine owns the tail of the events, and the program owns the head. io_getevents(2) moves
-//!   the head for the program, one caller at a time (`Context::taking`). It consumes the events
-//!   between head and tail and keeps no count of its own.
+//! - In the ring of events, the engine moves the tail, and the program moves the head. In
+//!   io_getevents(2) usring moves the head for the program, one caller at a time
+//!   (`Context::taking`). The number of events is always computed from head and tail.
 //! - Only the engine counts the requests in flight, under the ring's lock.
 #![no_std]
 #![forbid(unsafe_code)]
@@ -41,17 +41,17 @@ use usring_uapi::aio::{IOCTX_FLAG_IOPOLL, Iocb};
 /// Bytes of a signal set (`sigset_t` of the kernel).
 const SIGNAL_SET_SIZE: u64 = 8;
 
-/// io_setup(2): makes a context and writes its address to `place`. `trust`: the caller vouches for
-/// every address that the context's iocbs will name.
+/// io_setup(2): makes a context and writes its address to `place`. `trust`: whether the caller
+/// vouches for every address that the context's iocbs will name.
 ///
-/// Errors: `EFAULT`; `EINVAL` if `place` does not hold zero, or if `requests` is zero or too large;
-/// `ENOMEM`.
+/// Errors: `EFAULT`; `EINVAL` if the word at `place` is not zero, or if `requests` is zero or too
+/// large; `ENOMEM`.
 pub fn setup(trust: AddressTrust, requests: u32, place: UserAddress) -> Result<(), Errno> {
     make(trust, requests, place, ContextKind::Kernel)
 }
 
-/// io_setup2 of the polled-AIO patches to the kernel: makes a context with `IOCTX_FLAG_*`. The
-/// user-mapped rings of later versions of these patches are not supported.
+/// io_setup2 of the kernel patches for polled AIO: makes a context with the flags `IOCTX_FLAG_*`.
+/// Later versions of these patches also map rings into the program, which usring does not support.
 ///
 /// Errors: those of [`setup`]; `EINVAL` for an unknown flag, and if `rings` holds an address.
 pub fn setup_with_flags(
@@ -97,9 +97,10 @@ pub fn destroy(context: u64) -> Result<(), Errno> {
     Ok(())
 }
 
-/// io_submit(2): submits iocbs and returns how many were accepted.
+/// io_submit(2): submits iocbs and returns the number of accepted iocbs.
 ///
-/// Errors: that of the first iocb; `EINVAL` if there is no such context, or for a negative count.
+/// Errors: that of the first iocb, if it is refused. `EINVAL` if there is no such context, or for a
+/// negative count.
 pub fn submit(context: u64, count: i64, list: UserAddress) -> Result<u64, Errno> {
     if count < 0 {
         return Err(Errno::EINVAL);
@@ -153,9 +154,9 @@ pub fn cancel(context: u64, iocb: UserAddress) -> Result<(), Errno> {
 }
 
 /// Reads a time limit and returns the deadline on the monotonic clock, in nanoseconds; 0 for a
-/// limit of zero. `None`: no limit, for a null pointer or a negative limit. The kernel, too, treats
-/// a negative limit as no limit: the sum of such a limit and the current time counts as an overflow
-/// (`ktime_add_safe`).
+/// limit of zero. Returns `None` (no limit) for a null pointer or a negative limit. The kernel,
+/// too, treats a negative limit as no limit: `ktime_add_safe` takes the sum of such a limit and
+/// the current time for an overflow.
 fn read_deadline(timeout: UserAddress) -> Result<Option<u64>, Errno> {
     if timeout.is_null() {
         return Ok(None);
@@ -169,7 +170,7 @@ fn read_deadline(timeout: UserAddress) -> Result<Option<u64>, Errno> {
     })
 }
 
-/// Reads the signal mask that a `struct __aio_sigset` names (address and size). `None`: there is no
+/// Reads the signal mask to which a `struct __aio_sigset` points. `None`: the program has passed no
 /// mask.
 fn read_mask(argument: UserAddress) -> Result<Option<u64>, Errno> {
     if argument.is_null() {

@@ -1,8 +1,8 @@
 //! The contexts of this process, by address.
 //!
-//! - A context's `id` is its index in the table, as in the kernel. The first word of the program's
-//!   memory at the context's address holds the id. A lookup reads that memory once. An invalid
-//!   value there finds no context.
+//! - A context's `id` is its index in the table, as in the kernel. The program's memory at the
+//!   context's address begins with the id, and a lookup reads it there once. If the program has
+//!   overwritten the id, the lookup finds no context.
 //! - A lookup takes no lock ([`SharedTable`]), so threads that use different contexts share no
 //!   data.
 
@@ -48,7 +48,7 @@ pub fn insert(make: impl FnOnce(u32) -> Result<Context, Errno>) -> Result<u64, E
     per_process::prepare()?;
     let table = TABLE.get_or_make(Table::default);
     let place = table.take_place()?;
-    // The lock of `taken` is not held here, because making a context may start a thread.
+    // The lock of `taken` is free during `make`, because `make` may start a thread.
     match make(width::count(place)) {
         Ok(context) => {
             let address = context.address();
@@ -73,8 +73,8 @@ pub fn find(address: u64) -> Result<Using<Context>, Errno> {
 /// Removes the context at an address. Error: `EINVAL` if there is none.
 pub fn remove(address: u64) -> Result<Arc<Context>, Errno> {
     let (table, place) = locate(address)?;
-    // If the program has moved the events' mapping, `find` stores the context's new address. That
-    // takes system calls, so `find` is called before `take`, which holds a lock.
+    // The program may have moved the mapping of the events. `find` then stores the context's new
+    // address, for which it makes system calls. So `find` comes before `take`, which holds a lock.
     drop(find(address)?);
     let context = table.contexts.take(place, |context| context.address() == address).ok_or(Errno::EINVAL)?;
     table.give_back(place);

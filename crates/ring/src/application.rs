@@ -28,7 +28,8 @@ impl SubmissionHalf {
         SubmissionHalf { memory: memory.clone(), tail: 0 }
     }
 
-    /// Sets the index as if this many entries had passed through the queue already.
+    /// Makes this half continue at `index`, as if `index` entries had passed through the queue. For
+    /// tests of indices that wrap around.
     #[cfg(test)]
     pub(crate) fn start_at(&mut self, index: u32) {
         self.tail = index;
@@ -50,14 +51,14 @@ impl SubmissionHalf {
         self.len() >= self.memory.layout.sq_entries
     }
 
-    /// Writes an SQE into the next slot. The engine sees it after [`SubmissionHalf::publish`].
+    /// Writes an SQE into the next slot. The engine sees the SQE after [`SubmissionHalf::publish`].
     #[inline]
     pub fn fill(&mut self, sqe: &Sqe) -> Result<(), Full> {
         self.fill_slot(sqe, None)
     }
 
-    /// Writes an SQE of 128 bytes into the next slot of a ring with `SQE128`. The engine sees it
-    /// after [`SubmissionHalf::publish`].
+    /// Writes an SQE of 128 bytes into the next slot of a ring with `SQE128`. The engine sees the
+    /// SQE after [`SubmissionHalf::publish`].
     pub fn fill_wide(&mut self, sqe: &Sqe, extension: [u64; 8]) -> Result<(), Full> {
         assert!(self.memory.layout.has_wide_sqes(), "this ring has SQEs of 64 bytes");
         self.fill_slot(sqe, Some(extension))
@@ -93,8 +94,8 @@ impl SubmissionHalf {
     }
 
     /// Returns whether the SQ thread sleeps, so that the application must call io_uring_enter(2)
-    /// with `SQ_WAKEUP`. Called after a push. Executes the full barrier that is required between
-    /// the store of the tail and the load of the flag.
+    /// with `SQ_WAKEUP`. The application calls this function after it has stored the tail. The
+    /// function executes a full barrier before it loads the flag.
     #[inline]
     pub fn needs_wakeup(&self) -> bool {
         Edge::NeedWakeup.barrier(Side::Waker);
@@ -107,7 +108,8 @@ impl SubmissionHalf {
         self.memory.flags() & flags::CQ_OVERFLOW != 0
     }
 
-    /// Returns whether task work waits until this thread calls io_uring_enter(2) (`TASKRUN_FLAG`).
+    /// Returns whether task work (completions that the engine has not yet posted) waits until this
+    /// thread calls io_uring_enter(2) (`TASKRUN_FLAG`).
     #[inline]
     pub fn has_task_work(&self) -> bool {
         self.memory.flags() & flags::TASKRUN != 0
@@ -132,7 +134,8 @@ impl CompletionHalf {
         CompletionHalf { memory: memory.clone(), head: 0 }
     }
 
-    /// Sets the index as if this many entries had passed through the queue already.
+    /// Makes this half continue at `index`, as if `index` entries had passed through the queue. For
+    /// tests of indices that wrap around.
     #[cfg(test)]
     pub(crate) fn start_at(&mut self, index: u32) {
         self.head = index;
@@ -178,7 +181,7 @@ impl CompletionHalf {
         Some(value)
     }
 
-    /// Returns the number of CQEs that were lost because the backlog got no memory.
+    /// Returns the number of CQEs that were lost because the system had no memory for the backlog.
     pub fn lost(&self) -> u32 {
         self.memory.rings.header_word(layout::CQ_OVERFLOW).load(Ordering::Relaxed)
     }

@@ -1,9 +1,10 @@
 //! The backlog: CQEs that found no room in the CQ, in order.
 //!
-//! The backlog lies in the ring's memory, after the journal, so every process of the ring finds
-//! it. The CQE with index *n* lies at position *n* of a circular area. So the CQ's published tail
-//! is also the beginning of the backlog. One store of the tail therefore both publishes CQEs that
-//! were copied to the CQ, and removes them from the backlog.
+//! The backlog lies in a circular area of the ring's memory, after the journal, so every process of
+//! the ring finds it. The CQE with index *n* lies at position *n* of the area. So the CQ's
+//! published tail is also the index of the backlog's first CQE. To move CQEs from the backlog to
+//! the CQ, a process copies them, and stores the new tail. This one store publishes the CQEs, and
+//! removes them from the backlog.
 //!
 //! | word | content |
 //! |---|---|
@@ -13,10 +14,9 @@
 //! - All words change under the ring's lock only.
 //! - If a process dies while it holds the lock, the backlog still has only whole CQEs: `END_INDEX`
 //!   moves after the CQE is written, and `HAS_CQES` is set after that.
-//! - CQEs beyond the area's capacity stay in the memory of the process that posted them (the
-//!   *rest*), and move to the area as soon as there is room. While there is a rest, the area is
-//!   full. The CQEs of the rest are lost when their process ends, and CQEs of another process may
-//!   overtake them.
+//! - CQEs that find the area full stay in the memory of the process that posted them (the *rest*).
+//!   They move to the area as soon as it has room. The CQEs of the rest are lost when their process
+//!   ends, and CQEs of another process may overtake them.
 //! - AIO contexts, which one process uses, have no area.
 
 use crate::completion::Extension;
@@ -97,7 +97,8 @@ impl Area {
 /// One process's view of a ring's backlog. Only the holder of the ring's lock uses it.
 pub(crate) struct Backlog {
     area: Option<Area>,
-    /// Number of CQEs in the shared area of the backlog, as far as this process knows.
+    /// Number of CQEs in the shared area of the backlog. [`Backlog::catch_up`] corrects it after
+    /// another process has changed the area.
     in_area: u32,
     /// CQEs of the backlog that found no room in the shared area. They are in this process's
     /// private memory.
@@ -139,8 +140,8 @@ impl Backlog {
     }
 
     /// Takes the first CQE out of the backlog. The caller stores the CQE in the CQ at the index
-    /// `tail`. A CQE of the area also stays there until the CQ's tail is published. If this process
-    /// dies before that, other processes still find the CQE in the backlog.
+    /// `tail`. The shared area keeps its copy of the CQE until the CQ's tail is published. If this
+    /// process dies before that, other processes still find the CQE in the backlog.
     pub fn pop(&mut self, tail: u32) -> Option<(Cqe, Extension)> {
         match &self.area {
             Some(_) if self.in_area == 0 => None,

@@ -1,5 +1,5 @@
 //! A change that one process of a shared ring asks of another: to cancel or change requests that
-//! only the other process has. A ring has one slot for this.
+//! only the other process can reach. A ring has one slot for this.
 //!
 //! | word | content |
 //! |---|---|
@@ -22,8 +22,8 @@
 //! - A slot whose asking process has died counts as free.
 //! - If the asked process has died, the asking process continues without an answer. The death wakes
 //!   no process. So the asking process checks from time to time whether the asked process is alive.
-//! - A process that dies before it has woken the others holds the ring's lock. The next holder
-//!   wakes them.
+//! - A process that dies before it has woken the others still holds the ring's lock. The next
+//!   process that gets the lock wakes them.
 
 use usring_sys::shared::SharedMemory;
 use usring_sys::sync::{Arc, Ordering};
@@ -65,7 +65,7 @@ impl ChangeSlot {
     }
 
     /// Returns whether this process may use the slot to ask for a change. If another process uses
-    /// the slot, notes that this process waits for it.
+    /// the slot, records that this process waits for the slot.
     pub fn is_available(&self, is_alive: impl Fn(u32) -> bool) -> bool {
         let asker = self.get(ASKER);
         let is_available = asker == 0 || self.is_own() || !is_alive(asker);
@@ -76,7 +76,7 @@ impl ChangeSlot {
     }
 
     /// Asks the process `target` to make `change` to the requests of `target`. The caller has
-    /// checked that the slot is available. If this process already has a change in the slot, that
+    /// checked [`ChangeSlot::is_available`]. If this process already has a change in the slot, that
     /// change stays, and now goes to `target`: `change` is ignored.
     pub fn ask(&self, target: u32, change: Change) {
         if !self.is_own() {
@@ -122,7 +122,8 @@ impl ChangeSlot {
         self.get(WANTED) != 0
     }
 
-    /// Frees the slot, which this process uses. Returns whether another process waits for it.
+    /// Frees the slot, which this process has used. Returns whether another process waits for the
+    /// slot.
     pub fn free(&self) -> bool {
         self.set(ASKER, 0);
         let is_wanted = self.is_wanted();

@@ -1,12 +1,12 @@
 //! The engine's half of the CQ, which produces entries.
 //!
-//! - A CQE that finds no room goes to the backlog (`crate::backlog`), so no CQE is lost. The order
-//!   is kept: while the backlog is not empty, every new CQE is appended to it.
+//! - A CQE that finds no room goes to the backlog (`crate::backlog`), so no CQE is lost. CQEs keep
+//!   their order: while the backlog is not empty, every new CQE is appended to the backlog.
 //! - The SQ's flag `CQ_OVERFLOW` asks the program to call io_uring_enter(2), which calls
 //!   [`CompletionQueue::flush_overflow`].
 //! - The CQ may be an AIO context's ring instead (`crate::events`). Each CQE is then stored as an
-//!   event. Head and tail are slot numbers, which wrap around at the number of slots. That number
-//!   need not be a power of two.
+//!   event. Head and tail of such a ring are slot numbers, which wrap around at the number of
+//!   slots. The number of slots need not be a power of two.
 
 use crate::backlog::Backlog;
 use crate::events;
@@ -28,10 +28,11 @@ pub struct CompletionQueue {
     /// program.
     tail: u32,
     published: u32,
-    /// The slot number that belongs to `tail`, if the CQ is an AIO context's ring.
+    /// If the CQ is an AIO context's ring: the slot for the CQE with the index `tail`.
     slot: u32,
-    /// Number of slots known to be free. The program can only free more slots, so the head is
-    /// loaded again only when this number is zero. Always zero while there is a backlog.
+    /// Number of slots that are free as far as this process knows. The program can only free more
+    /// slots, so the head is loaded again only when this number is zero. Always zero while there is
+    /// a backlog.
     free: u32,
     backlog: Backlog,
     /// Whether the backlog has grown since the last [`CompletionQueue::take_growth`].
@@ -49,8 +50,8 @@ impl Memory {
         self.completions.header_word(layout::CQ_HEAD).load(Edge::CqHead.acquire())
     }
 
-    /// Returns the number of published CQEs from the index `consumed` on. `consumed`: an earlier
-    /// result of [`Memory::consumed`]. The caller needs no lock.
+    /// Returns the number of published CQEs with the index `consumed` or a later one. `consumed`:
+    /// the CQ's head at an earlier time, from [`Memory::consumed`]. The caller needs no lock.
     #[inline]
     pub fn published_since(&self, consumed: u32) -> u32 {
         self.completions.header_word(layout::CQ_TAIL).load(Ordering::Acquire).wrapping_sub(consumed)
@@ -72,15 +73,17 @@ impl CompletionQueue {
         }
     }
 
-    /// Sets the indices as if this many entries had passed through the queue already.
+    /// Makes the queue continue at `index`, as if `index` entries had passed through it. For tests
+    /// of indices that wrap around.
     #[cfg(test)]
     pub(crate) fn start_at(&mut self, index: u32) {
         (self.tail, self.published) = (index, index);
         self.memory.rings.header_word(layout::CQ_TAIL).store(index, Ordering::Relaxed);
     }
 
-    /// Continues after the CQEs that another process's engine has published or added to the
-    /// backlog. CQEs that this process has added and not published are dropped.
+    /// Reads the CQ's tail and the backlog again, because another process's engine may have added
+    /// CQEs. This process continues behind those CQEs. CQEs that this process has added and not
+    /// published are dropped.
     pub fn catch_up(&mut self) {
         self.tail = self.memory.completions.header_word(layout::CQ_TAIL).load(Ordering::Relaxed);
         (self.published, self.free) = (self.tail, 0);
@@ -135,7 +138,7 @@ impl CompletionQueue {
         }
         let at = layout::CQES + (((self.tail & (layout.cq_entries - 1)) as usize) << layout.cqe_shift);
         // The CQE is written as two words, which the compiler keeps in registers. The compiler
-        // would put a structure on the stack first, and read it back from there.
+        // would put a structure on the stack first, and then copy it from the stack to the ring.
         self.memory.rings.write(at, cqe.words());
         if layout.has_wide_cqes() {
             self.memory.rings.write(at + 16, extension());
@@ -153,8 +156,8 @@ impl CompletionQueue {
         self.free -= 1;
     }
 
-    /// Makes CQEs go to the backlog as if the CQ were full, until a call with `false`. A fault of
-    /// `usring run --inject` calls this.
+    /// Makes all new CQEs go to the backlog as if the CQ were full, until this function is called
+    /// with `false`. A fault of `usring run --inject` calls this function.
     pub fn force_overflow(&mut self, forces: bool) {
         self.forces_overflow = forces;
         if forces {
@@ -167,13 +170,14 @@ impl CompletionQueue {
     fn keep(&mut self, cqe: Cqe, extension: Extension) {
         let is_first = self.backlog.is_empty();
         if is_first && !self.memory.layout.has_events() {
-            // The backlog begins at the published tail. So the CQEs that are in the CQ already are
-            // published here. A later `publish` still reports them as new.
+            // The backlog begins at the published tail. So the CQEs that the CQ already has must be
+            // published before the first CQE goes to the backlog. A later `publish` still reports
+            // them as new.
             self.memory.completions.header_word(layout::CQ_TAIL).store(self.tail, Edge::CqTail.release());
         }
         if !self.backlog.push(self.tail, cqe, extension) {
-            // Without memory the CQE is lost and counted, as in the kernel. io_uring_enter(2)
-            // reports the loss.
+            // If there is no memory for the backlog, the CQE is lost and counted, as in the kernel.
+            // io_uring_enter(2) reports the loss.
             self.lost = self.lost.wrapping_add(1);
             self.memory.rings.header_word(layout::CQ_OVERFLOW).store(self.lost, Ordering::Relaxed);
             return;
@@ -189,10 +193,10 @@ impl CompletionQueue {
         core::mem::take(&mut self.has_grown)
     }
 
-    /// Shows the program all CQEs added so far except the last, while a batch is still being
-    /// posted. [`CompletionQueue::publish`] shows the last CQE, and therefore returns `true` for
-    /// the batch. Does nothing for AIO contexts. Does nothing while there is a backlog either: then
-    /// the program already sees all CQEs of the CQ.
+    /// Shows the program all CQEs added so far except the last, while the engine still posts a
+    /// batch. At the end of the batch [`CompletionQueue::publish`] shows the last CQE, and so
+    /// returns `true`. Does nothing for AIO contexts. Does nothing while there is a backlog either:
+    /// then the program already sees all CQEs of the CQ.
     pub fn publish_early(&mut self) {
         let shown = self.tail.wrapping_sub(1);
         let is_behind = self.published != self.tail && self.published != shown && self.backlog.is_empty();
@@ -202,7 +206,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Shows the program all CQEs added so far. Returns whether there were any.
+    /// Shows the program all CQEs added so far. Returns whether any of them is new since the last
+    /// call.
     #[inline]
     pub fn publish(&mut self) -> bool {
         if self.published == self.tail {
@@ -214,8 +219,8 @@ impl CompletionQueue {
         true
     }
 
-    /// Returns whether any CQE still needs a notification. That is a CQE that went to the CQ since
-    /// the last [`CompletionQueue::publish`], or to the backlog since
+    /// Returns whether waiters must still be notified of a CQE. That is a CQE that went to the CQ
+    /// since the last [`CompletionQueue::publish`], or to the backlog since
     /// [`CompletionQueue::take_growth`].
     pub fn has_unannounced(&self) -> bool {
         self.published != self.tail || self.has_grown
@@ -230,8 +235,8 @@ impl CompletionQueue {
         self.free
     }
 
-    /// Returns the number of free slots according to the program's head. In a CQ, an invalid head
-    /// (beyond the tail) counts as a full CQ.
+    /// Returns the number of free slots according to the head that the program has stored. In a CQ,
+    /// an invalid head (beyond the tail) counts as a full CQ.
     #[inline(always)]
     fn unused(&self) -> u32 {
         let entries = self.memory.layout.cq_entries;
@@ -279,9 +284,9 @@ impl CompletionQueue {
         self.published
     }
 
-    /// Returns the number of published CQEs that the program has not consumed. Of an AIO context's
-    /// ring, counts the events that [`Memory::take_events`] would take. So a waiter does not wake
-    /// for events that the program has removed by overwriting the tail.
+    /// Returns the number of published CQEs that the program has not consumed. For an AIO context,
+    /// returns the number of events that [`Memory::take_events`] would take. The program can remove
+    /// events by overwriting the tail: a waiter must not wake for such events.
     #[inline(always)]
     pub fn ready(&self) -> u32 {
         if self.memory.layout.has_events() {

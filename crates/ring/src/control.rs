@@ -1,5 +1,5 @@
-//! The words that the engines of several processes share, behind a ring's queues. The processes
-//! inherit the ring by fork(2). Programs do not use the words.
+//! Words behind a ring's queues that the engines of several processes share, after these processes
+//! have inherited the ring by fork(2). Programs do not use the words.
 
 use crate::change_slot::{self, ChangeSlot};
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -46,23 +46,8 @@ const HAS_LEFT: u32 = 1 << 31;
 const DRAINING: u32 = 1;
 const REFUSES: u32 = 2;
 
-/// First word of a ring's description: a word that no other memory is likely to have, plus the
-/// version of the layout of a ring's memory. A change of that layout raises the version.
-const DESCRIBED: u32 = 0x7573_7200 + 1;
-
-/// The values by which a process finds the parts of a ring that it has not inherited over fork(2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Description {
-    pub sq_entries: u32,
-    pub cq_entries: u32,
-    /// The flags of io_uring_setup(2).
-    pub flags: u32,
-    /// The ring's number in the process that made it.
-    pub number: u32,
-}
-
-/// Value of the word at [`UNJOURNALED`] until the process that made the ring has counted its
-/// requests that are not in the journal.
+/// Value of the word at [`UNJOURNALED`] until the process that made the ring has counted those of
+/// its requests that the journal lacks.
 const UNKNOWN: u32 = u32::MAX;
 
 /// The words that the engines of all processes of a ring share.
@@ -99,7 +84,8 @@ impl Control {
         }
     }
 
-    /// Sets the words of a new ring, which one process uses: the one with the number `own`.
+    /// Sets the words of a new ring. At first, only the process with the number `own` uses the
+    /// ring.
     pub fn begin(&self, is_disabled: bool, own: u32) {
         self.state.store(if is_disabled { DISABLED } else { 0 }, Ordering::Relaxed);
         self.sharing.begin();
@@ -156,7 +142,7 @@ impl Control {
         self.state.fetch_and(!DISABLED, Ordering::Release);
     }
 
-    /// Returns the word that says whether several processes use the ring.
+    /// Returns the sharing word, which records whether several processes use the ring.
     #[inline(always)]
     pub fn sharing(&self) -> &SharingWord {
         &self.sharing
@@ -199,15 +185,15 @@ impl Control {
         self.maker.load(Ordering::Relaxed) & !(TAKES_PART | HAS_LEFT)
     }
 
-    /// Stores the number of requests in flight of the process that made the ring that are not in
-    /// the journal. The calling thread belongs to that process, and holds the ring's lock.
+    /// Stores how many requests in flight of the ring's creator (the process that made the ring)
+    /// the journal lacks. The calling thread belongs to the creator, and holds the ring's lock.
     pub fn count_unjournaled(&self, requests: u64) {
         let count = u32::try_from(requests).unwrap_or(UNKNOWN);
         self.unjournaled.store(count, Ordering::Relaxed);
     }
 
-    /// Records that the ring's creator may have any number of requests in flight that the journal
-    /// lacks. The ring is not shared yet, or the journal is full.
+    /// Records that the creator of the ring may have any number of requests in flight that the
+    /// journal lacks. Called while the ring is not shared, or when the journal is full.
     pub fn expect_unjournaled(&self) {
         self.unjournaled.store(UNKNOWN, Ordering::Relaxed);
     }
@@ -231,8 +217,8 @@ impl Control {
         self.drain.store(rest | if is_draining { DRAINING } else { 0 }, Ordering::Release);
     }
 
-    /// Returns whether a process has submitted a request with CQE_SKIP_SUCCESS, after which the
-    /// ring refuses requests with IO_DRAIN. The caller holds the ring's lock.
+    /// Returns whether the ring refuses requests with IO_DRAIN, because a process has submitted a
+    /// request with CQE_SKIP_SUCCESS. The caller holds the ring's lock.
     pub fn refuses_drains(&self) -> bool {
         self.drain.load(Ordering::Relaxed) & REFUSES != 0
     }
@@ -243,8 +229,8 @@ impl Control {
         self.drain.store(self.drain.load(Ordering::Relaxed) | REFUSES, Ordering::Relaxed);
     }
 
-    /// Notes that a process polls the ring's descriptor. The store is a full barrier on x86-64.
-    /// [`Edge::Share`] explains its purpose.
+    /// Records that a process polls the ring's descriptor. The store is a full barrier on x86-64.
+    /// [`Edge::Share`] explains why a full barrier is needed.
     pub fn note_poller(&self) {
         self.polled.swap(1, Ordering::SeqCst);
         Edge::Share.barrier_beside_rmw(Side::Sleeper);
@@ -260,21 +246,21 @@ impl Control {
         ChangeSlot::new(self.memory.clone(), self.start + CHANGE_SLOT, own)
     }
 
-    /// Posts a notice: increments the count of changes that other processes have to handle. A
-    /// process that finds the count changed looks for such changes. Returns the new count. The
-    /// caller holds the ring's lock, and then wakes the other processes.
+    /// Posts a notice: increments the count of changes that other processes have to handle. Returns
+    /// the new count. The caller holds the ring's lock, and then wakes the other processes. A woken
+    /// process finds that the count has changed, and searches for the change.
     pub fn post_notice(&self) -> u32 {
         self.notices.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
     }
 
-    /// Returns the count of notices. A process that was woken compares this count with the one that
-    /// it last saw. The caller needs no lock.
+    /// Returns the count of notices. A woken process compares this count with the count that it saw
+    /// last. The caller needs no lock.
     pub fn notices(&self) -> u32 {
         self.notices.load(Ordering::Relaxed)
     }
 
-    /// Registers the process with the number `own` as a listener. A listener is woken for the next
-    /// CQEs that another process publishes. The caller holds the ring's lock.
+    /// Registers the process with the number `own` as a listener. When another process next
+    /// publishes CQEs, it wakes the listeners. The caller holds the ring's lock.
     pub fn listen_for_cqes(&self, own: u32) {
         let listener = self.cqe_listener.load(Ordering::Relaxed);
         let both = if listener == 0 || listener == own { own } else { SEVERAL };
@@ -282,8 +268,8 @@ impl Control {
     }
 
     /// Returns whether a process other than `own` listens for CQEs. If so, removes all listeners.
-    /// The caller then posts a notice, and each listener registers again. The caller holds the
-    /// ring's lock.
+    /// The caller then posts a notice, and each woken listener registers again. The caller holds
+    /// the ring's lock.
     pub fn take_cqe_listeners(&self, own: u32) -> bool {
         let listener = self.cqe_listener.load(Ordering::Relaxed);
         let any = listener != 0 && listener != own;
@@ -293,14 +279,14 @@ impl Control {
         any
     }
 
-    /// Returns how many TIMEOUTs have expired or reached their count, in all processes. The number
-    /// wraps around.
+    /// Returns how many TIMEOUTs of all processes have ended because their time has passed, or
+    /// because enough requests have completed. The result wraps around.
     pub fn timeouts_ended(&self) -> u32 {
         self.timeouts_ended.load(Ordering::Relaxed)
     }
 
-    /// Counts a TIMEOUT of a shared ring that has expired or reached its count. Returns the new
-    /// number. The caller holds the ring's lock.
+    /// Counts a TIMEOUT of a shared ring that has ended because its time has passed, or because
+    /// enough requests have completed. Returns the new count. The caller holds the ring's lock.
     pub fn count_ended_timeout(&self) -> u32 {
         self.timeouts_ended.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
     }

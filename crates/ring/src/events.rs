@@ -4,14 +4,14 @@
 //!
 //! The words of the header have the same owners as in the kernel's ring:
 //!
-//! | word | written by | how it is read |
+//! | word | written by | how the engine reads it |
 //! |---|---|---|
 //! | tail | [`CompletionQueue`](crate::CompletionQueue), under the ring's lock | bounded; the queue itself uses its private copy |
 //! | head | the program, or one caller of [`Memory::take_events`] at a time | bounded; an invalid head only loses events |
 //! | all other words | once, before the program learns the address | never |
 //!
-//! Head and tail are slot numbers. Equal numbers mean an empty ring, so one slot always stays
-//! empty.
+//! "Bounded": any value that the program may have written is converted to a valid slot number. Head
+//! and tail are slot numbers. Equal numbers mean an empty ring, so one slot always stays empty.
 
 use crate::layout::{self, EVENT, EVENTS, Layout};
 use crate::memory::{self, Memory};
@@ -44,7 +44,8 @@ pub(crate) fn event(cqe: Cqe, extension: [u64; 2]) -> IoEvent {
 impl Memory {
     /// Allocates the memory of a ring whose CQ is an AIO context's ring. `id`: the context's number
     /// in the caller's table. `readable`: the program may read events from the ring instead of
-    /// calling io_getevents(2). The magic number in the ring tells the program whether it may.
+    /// calling io_getevents(2). The magic number in the ring tells the program whether this is
+    /// allowed.
     pub fn for_events(layout: Layout, id: u32, readable: bool) -> Result<Memory, Errno> {
         let (rings, sqes) = memory::allocate_parts(&layout)?;
         let events = SharedMemory::new(Mapping::shared(layout.events_length())?);
@@ -94,7 +95,7 @@ impl Memory {
     }
 
     /// Returns the number of events from slot `head` to slot `tail`. `head` comes from the program
-    /// and may have any value.
+    /// and can have any value.
     #[inline]
     pub(crate) fn events_before(&self, tail: u32, head: u32) -> u32 {
         let slots = self.layout.event_slots;

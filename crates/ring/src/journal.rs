@@ -1,8 +1,10 @@
-//! The journal of a shared ring: its requests that have no published CQE yet, each with its process
-//! and its `user_data`. The process that made the ring adds its requests from before the ring was
-//! shared, except those that its workers have. When a process dies, another process completes the
-//! dead process's requests. The journal also holds the order of the requests that wait behind an
-//! IO_DRAIN.
+//! The journal of a shared ring: the ring's requests that have no published CQE yet. Each has its
+//! process and its `user_data`. When a process dies, another process uses the journal to complete
+//! the dead process's requests.
+//!
+//! When the ring becomes shared, the process that made the ring adds its requests to the journal,
+//! except those that its workers have. The journal also holds the order of the requests that wait
+//! behind an IO_DRAIN.
 //!
 //! A slot:
 //!
@@ -22,16 +24,17 @@
 //! | `CANCELLED` | is in flight, and its process has to cancel it ([`cancelled`]) | |
 //! | `POSTED` | ends with a CQE that is being added to the CQ or to the backlog | index of that CQE |
 //!
-//! The slots in use lie before `top`, a word in front of the first slot.
+//! All slots in use lie before the slot number `top`. The word `top` lies in front of the first
+//! slot.
 //!
 //! - All words change under the ring's lock only. A process may die between any two stores. So each
 //!   step ends with a release store of the owner's word: it takes effect after all earlier stores.
-//! - A slot is `POSTED` before its CQE exists, because other processes see a CQE in the backlog at
-//!   once. If a process died between the CQE and the flag, another process would post a second CQE
-//!   for the request.
+//! - A slot becomes `POSTED` before its CQE exists, because other processes see a CQE in the
+//!   backlog at once. With the opposite order, a process could die after the CQE and before the
+//!   flag. Then another process would post a second CQE for the request.
 //! - A process frees a `POSTED` slot right after it has published the CQE. If the process dies
-//!   before that, it holds the ring's lock. The next holder then clears `POSTED` in the slots whose
-//!   CQEs do not exist ([`Journal::mend`]).
+//!   before that, it holds the ring's lock. The next process that gets the lock clears `POSTED` in
+//!   the slots whose CQEs do not exist ([`Journal::mend`]).
 //! - A request that finds the journal full is not entered. It gets no CQE if its process is killed.
 
 mod cancelled;
@@ -60,7 +63,7 @@ const MEMBER: u32 = 1;
 const DRAINS: u32 = 2;
 const ORDER: u32 = !(MEMBER | DRAINS);
 /// Difference between two successive positions in the order of the requests that an IO_DRAIN holds
-/// back. The bits below hold flags ([`MEMBER`], [`DRAINS`]).
+/// back. The bits of an index word below the position hold flags ([`MEMBER`], [`DRAINS`]).
 const NEXT: u32 = 4;
 
 const SLOT: usize = 16;
@@ -72,25 +75,27 @@ const HEADER: usize = 64;
 /// IO_DRAIN holds back.
 const NEXT_POSITION: usize = 4;
 /// Least number of slots of a journal. A ring with a small CQ can have more requests in flight than
-/// CQ entries. The pages of slots that were never used take no memory.
+/// its CQ has entries. Slots that were never used take no memory.
 const LEAST: usize = 1024;
 
 /// Number of a slot in the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JournalSlot(u32);
 
-/// A request that an IO_DRAIN holds back; of a chain of linked requests, the first one.
+/// A request that an IO_DRAIN holds back. For a chain of linked requests, this is the first request
+/// of the chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldRequest {
     pub slot: JournalSlot,
     /// Number of the process that submitted the request.
     pub owner: u32,
-    /// Whether the requests behind this one wait until it has completed (IO_DRAIN).
+    /// Whether the request has IO_DRAIN, so that later requests wait until it has completed.
     pub drains: bool,
     position: u32,
 }
 
-/// The orphans (requests of processes that have ended) that [`Journal::take_one_orphan`] may take.
+/// Selects the orphans (requests of processes that have ended) that [`Journal::take_one_orphan`]
+/// takes.
 #[derive(Clone, Copy, Debug)]
 pub struct OrphanFilter {
     /// `user_data` of the orphans; `None`: any.
@@ -106,7 +111,8 @@ pub struct Journal {
     slots: u32,
     /// Number of this process (`sys::process_number`).
     own: u32,
-    /// All slots before this one were in use when this process last searched for a free slot.
+    /// Where the next search for a free slot begins. When this process searched last, all slots
+    /// before this one were in use.
     lowest: u32,
     /// Number of requests of this process in the journal that have not ended.
     journaled: u64,
@@ -138,7 +144,7 @@ impl Journal {
         self.start + HEADER + SLOT * slot as usize
     }
 
-    /// Returns the word `top`. All slots from this number on are free.
+    /// Returns the word `top`: all slots with this number or a higher one are free.
     fn top(&self) -> u32 {
         self.memory.word(self.start).load(Ordering::Relaxed).min(self.slots)
     }
@@ -204,8 +210,8 @@ impl Journal {
         self.add(user_data, 0, 0)
     }
 
-    /// Notes that the request in `slot` is in flight: it has been taken from the SQ, or an IO_DRAIN
-    /// no longer holds it back.
+    /// Records that the request in `slot` is in flight. Called when the request has been taken from
+    /// the SQ, and when an IO_DRAIN no longer holds the request back.
     pub fn confirm(&self, slot: JournalSlot) {
         self.set_owner(slot.0, self.own);
     }
@@ -215,8 +221,8 @@ impl Journal {
         self.memory.write(self.at(slot.0) + USER_DATA, user_data);
     }
 
-    /// Records that the request in `slot` ends with the next `cqes` CQEs, at least one. The caller
-    /// adds them to `cq` next.
+    /// Records that the request in `slot` ends with the next `cqes` CQEs, at least one. After this
+    /// call, the caller adds these CQEs to `cq`.
     pub fn end(&mut self, slot: JournalSlot, cqes: u32, cq: &CompletionQueue) {
         if self.owner(slot.0).1 == TIMED {
             self.set_owner(slot.0, self.own);
@@ -253,7 +259,7 @@ impl Journal {
     /// Repairs the journal after a process died with the ring's lock. Called before the calling
     /// process adds CQEs of its own.
     ///
-    /// | slot | state found | new state |
+    /// | slot | condition | new state |
     /// |---|---|---|
     /// | `POSTED` | `cq` ends before the CQE, so the CQE does not exist | in flight |
     /// | `NEW` | the request is still in the SQ, whose head is `sq_head` | free |
@@ -281,8 +287,8 @@ impl Journal {
     }
 
     /// Returns the numbers of the other processes that have a request without a CQE. `user_data`:
-    /// counts only requests with this value; `None`: counts all. Requests that are marked for
-    /// cancellation already (`CANCELLED`) do not count.
+    /// counts only requests with this value; `None`: counts all. Requests that already have the
+    /// mark `CANCELLED` do not count.
     pub fn others(&self, user_data: Option<u64>) -> Vec<u32> {
         let mut owners = Vec::new();
         for slot in self.used() {
@@ -306,7 +312,7 @@ impl Journal {
 
     /// Takes over one request in flight that matches `wanted` and whose process is not alive.
     /// Returns the request's slot and `user_data`; `None`: there is no such request. The caller
-    /// calls [`Journal::end`] for it, and posts its CQE.
+    /// calls [`Journal::end`] for the slot, and posts the request's CQE.
     pub fn take_one_orphan(
         &mut self,
         wanted: OrphanFilter,
@@ -339,8 +345,8 @@ impl Journal {
     }
 
     /// Takes over the requests of each process that is not alive, and frees the slots of requests
-    /// whose CQE is published. Returns the slots taken over, each with its `user_data`. For each,
-    /// the caller calls [`Journal::end`] and posts its CQE.
+    /// whose CQE is published. Returns the slots taken over, each with its `user_data`. For each
+    /// slot, the caller calls [`Journal::end`] and posts the request's CQE.
     ///
     /// Leaves out two kinds of requests: chains whose first request an IO_DRAIN still holds back
     /// ([`Journal::take_held`]), and requests behind a timeout in flight ([`Journal::take_chain`]).
@@ -365,8 +371,8 @@ impl Journal {
                 _ if lives => {}
                 HELD if self.has_held_head(slot) => {}
                 LINKED if behind_timeouts.contains(&slot) => {}
-                // [`Journal::mend`] resets `POSTED` if the CQE was not published. So a slot that is
-                // still `POSTED` has a published CQE.
+                // [`Journal::mend`] has reset the slots whose CQE was not published. So a slot that
+                // is still `POSTED` has a published CQE.
                 POSTED => self.free(slot),
                 _ => taken.push(self.take_over(slot)),
             }
@@ -375,8 +381,8 @@ impl Journal {
     }
 }
 
-/// The order of the requests that an IO_DRAIN holds back (held requests). All requests of a held
-/// chain share one position.
+/// The order of the requests that an IO_DRAIN holds back (held requests). If an IO_DRAIN holds back
+/// a chain, all requests of the chain have one position.
 impl Journal {
     /// Returns a new position behind all held requests.
     pub fn last_position(&self) -> u32 {
@@ -403,8 +409,8 @@ impl Journal {
     }
 
     /// Adds a request of this process that an IO_DRAIN holds back. `position`: its position in the
-    /// order of held requests. `drains`: the requests after it wait until it has completed. `None`:
-    /// the journal is full. For a chain, the caller first adds the later requests
+    /// order of held requests. `drains`: whether later requests wait until it has completed.
+    /// `None`: the journal is full. For a chain, the caller first adds the later requests
     /// ([`Journal::add_held_member`]), and then the chain's first request by this function.
     pub fn add_held(&mut self, user_data: u64, position: u32, drains: bool) -> Option<JournalSlot> {
         self.add(user_data, position | if drains { DRAINS } else { 0 }, HELD)
@@ -416,15 +422,15 @@ impl Journal {
         self.add(user_data, position | MEMBER, HELD)
     }
 
-    /// Notes that a request of this process is held back behind the first request of its chain. The
-    /// caller then calls [`Journal::hold`] for the chain's first request.
+    /// Records that a request of this process is held back behind the first request of its chain.
+    /// The caller then calls [`Journal::hold`] for the chain's first request.
     pub fn hold_member(&self, slot: JournalSlot, position: u32) {
         self.set_index(slot.0, position | MEMBER);
         self.set_owner(slot.0, self.own | HELD);
     }
 
-    /// Notes that an IO_DRAIN holds back a request of this process. `position`: its position in the
-    /// order of held requests. `drains`: the requests after it wait until it has completed.
+    /// Records that an IO_DRAIN holds back a request of this process. `position`: its position in
+    /// the order of held requests. `drains`: whether later requests wait until it has completed.
     pub fn hold(&self, slot: JournalSlot, position: u32, drains: bool) {
         self.set_index(slot.0, position | if drains { DRAINS } else { 0 });
         self.set_owner(slot.0, self.own | HELD);
@@ -441,15 +447,15 @@ impl Journal {
         (self.owner(slot).1 == HELD).then(|| self.index(slot))
     }
 
-    /// Returns whether an IO_DRAIN holds back the first request of a chain. `slot` has a held
-    /// request of the same chain, which may be the first request itself.
+    /// Returns whether an IO_DRAIN holds back the first request of the chain to which the request
+    /// in `slot` belongs. `slot` has a held request, which can be the first request itself.
     fn has_held_head(&self, slot: u32) -> bool {
         let position = self.index(slot) & ORDER;
         self.used().filter_map(|slot| self.held_index(slot)).any(|index| index & !DRAINS == position)
     }
 
-    /// Returns the first request in the order of the requests that an IO_DRAIN holds back. For a
-    /// held chain, returns the chain's first request.
+    /// Returns the held request whose position is first. If it belongs to a chain, returns the
+    /// chain's first request.
     pub fn first_held(&self) -> Option<HeldRequest> {
         let mut first: Option<HeldRequest> = None;
         for slot in self.used() {
@@ -463,8 +469,8 @@ impl Journal {
         first
     }
 
-    /// Returns whether any process has a request in flight. Requests that an IO_DRAIN holds back,
-    /// and requests that end with a CQE being posted, do not count.
+    /// Returns whether any process has a request in flight. Two kinds of requests do not count:
+    /// those that an IO_DRAIN holds back, and those whose last CQE is being posted.
     pub fn is_any_in_flight(&self) -> bool {
         self.used().any(|slot| !matches!(self.owner(slot).1, HELD | POSTED))
     }
@@ -476,8 +482,8 @@ impl Journal {
         self.used().filter(is_member).collect()
     }
 
-    /// Notes that an IO_DRAIN no longer holds back a request, nor the later requests of its chain.
-    /// [`Journal::is_held`] then returns `false` to their process, which starts them.
+    /// Records that an IO_DRAIN no longer holds back a request and the later requests of its chain.
+    /// The process of these requests learns this from [`Journal::is_held`], and starts them.
     pub fn release(&self, held: &HeldRequest) {
         let members = self.members(held);
         self.set_owner(held.slot.0, held.owner);
@@ -486,7 +492,7 @@ impl Journal {
 
     /// Takes over a request that an IO_DRAIN holds back, with the later requests of its chain.
     /// Their process has died. Returns their slots, each with its `user_data`; the chain's first
-    /// request comes first. For each, the caller calls [`Journal::end`] and posts its CQE.
+    /// request comes first. For each slot, the caller calls [`Journal::end`] and posts the CQE.
     pub fn take_held(&mut self, held: &HeldRequest) -> Vec<(JournalSlot, u64)> {
         let members = self.members(held);
         core::iter::once(held.slot.0).chain(members).map(|slot| self.take_over(slot)).collect()

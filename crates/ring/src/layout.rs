@@ -128,7 +128,7 @@ impl Layout {
 
     /// Returns the byte offset after the CQEs, rounded up to a cache line. With `CQE32` the kernel
     /// also doubles the length of the header (the [`CQES`] bytes before the CQEs). Programs may
-    /// rely on that offset, so this function does the same.
+    /// depend on the kernel's offset, so this function computes it in the kernel's way.
     fn end_of_cqes(&self) -> usize {
         let narrow = CQES + 16 * self.cq_entries as usize;
         (narrow << (self.cqe_shift - 4)).next_multiple_of(LINE)

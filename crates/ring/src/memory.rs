@@ -48,9 +48,9 @@ pub mod flags {
 /// 2. from the next page on, both queues;
 /// 3. the words of [`crate::Control`], the journal, the backlog and the registrations.
 ///
-/// fork(2) copies each mapping of a process. Therefore the rings of a process share few mappings
-/// (`POOL`). A program that maps the SQEs and the queues at adjacent addresses gets one mapping for
-/// both, because both are also adjacent in the ring's memory.
+/// fork(2) copies each mapping of a process, so many mappings make it slow. Therefore the rings of
+/// a process share few mappings (`POOL`). The SQEs and the queues are adjacent in this memory. So a
+/// program that maps them at adjacent addresses gets one mapping for both.
 #[derive(Clone)]
 pub struct Memory {
     pub(crate) rings: Arc<SharedMemory>,
@@ -58,21 +58,21 @@ pub struct Memory {
     /// The memory in which completions are published: the CQ in `rings`, or an AIO context's ring.
     pub(crate) completions: Arc<SharedMemory>,
     pub(crate) layout: Layout,
-    /// Memory with the words of [`crate::Control`], and their byte offset in it. The journal
-    /// follows these words, the backlog follows the journal, and the registrations follow the
-    /// backlog.
+    /// Memory with the words of [`crate::Control`], and the byte offset of these words in the
+    /// memory. The journal follows the words, the backlog follows the journal, and the
+    /// registrations follow the backlog.
     #[cfg(not(loom))]
     control: (Arc<SharedMemory>, usize),
 }
 
-/// The pool for the memory of rings, which other processes can map. A ring in the program's memory
-/// (`IORING_SETUP_NO_MMAP`) has only its engine's words from this pool.
+/// The pool for the memory of rings. If a ring lies in the program's memory
+/// (`IORING_SETUP_NO_MMAP`), only the words of [`Control`] and all behind them come from the pool.
 #[cfg(not(loom))]
 static POOL: MappingPool = MappingPool::reachable();
 
-/// The pages that replace the program's own memory (`IORING_SETUP_NO_MMAP`). They have a pool of
-/// their own: if the memory of several rings is adjacent, so are these pages, and the kernel merges
-/// their mappings.
+/// The pages that replace the program's own memory (`IORING_SETUP_NO_MMAP`). They come from a
+/// separate pool. If the memory of several rings is adjacent in the program, the pages that replace
+/// it are adjacent in the pool, so the kernel merges their mappings.
 #[cfg(not(loom))]
 static REPLACEMENTS: MappingPool = MappingPool::new();
 
@@ -119,10 +119,11 @@ impl Memory {
         Ok(Memory::new(rings, sqes, layout))
     }
 
-    /// Makes a ring in memory of the program (`IORING_SETUP_NO_MMAP`). Replaces that memory, at the
-    /// same addresses and with the same contents, by pages that usring and the program share. So
-    /// the ring outlives any change that the program makes to its own mapping. (The kernel pins the
-    /// pages instead.) Pages that cannot be replaced (huge pages) are used as they are.
+    /// Makes a ring in memory of the program (`IORING_SETUP_NO_MMAP`). Replaces that memory by
+    /// pages that usring and the program share. Addresses and contents stay unchanged. So the ring
+    /// continues to work even if the program unmaps or replaces its own mapping. (The kernel pins
+    /// the program's pages for this.) Pages that cannot be replaced (huge pages) are used as they
+    /// are.
     ///
     /// Errors: `EFAULT` and `EINVAL`, those of [`SharedMemory::of_program`]; `ENOMEM`.
     #[cfg(not(loom))]
@@ -188,8 +189,8 @@ impl Memory {
     }
 
     /// Makes a ring in shared memory of any kind. `sqes` must be as long as `layout` requires.
-    /// `rings` must also have room for the engine's words behind the queues. Sets heads, tails,
-    /// counters and flags to zero, and stores the sizes and masks.
+    /// Behind the queues, `rings` must also have room for the words of [`Control`] and all behind
+    /// them. Sets heads, tails, counters and flags to zero, and stores the sizes and masks.
     pub fn new(rings: SharedMemory, sqes: SharedMemory, layout: Layout) -> Memory {
         let rings = Arc::new(rings);
         Memory::with_completions(rings.clone(), sqes, rings, layout)
@@ -289,7 +290,8 @@ impl Memory {
         None
     }
 
-    /// Returns the parts that the memory consists of. Parts may overlap.
+    /// Returns the parts of the ring's memory: the SQEs, the queues, and the memory with the words
+    /// of [`Control`]. The last two may be one piece of memory.
     #[cfg(not(loom))]
     pub fn parts(&self) -> [&SharedMemory; 3] {
         [&self.sqes, &self.rings, &self.control.0]
@@ -317,8 +319,8 @@ impl Memory {
     }
 
     /// Sets bits of the SQ's flag word; see [`flags`]. A full barrier separates this store from the
-    /// caller's next load. If the program stores an entry and then reads the flags (with a full
-    /// barrier between), at least one side sees the other's store.
+    /// caller's next load. The program stores the SQ's tail, executes a full barrier and reads the
+    /// flags. So the program sees the flag, or the caller sees the new entry.
     #[inline]
     pub fn set_flag(&self, bits: u32) {
         self.rings.header_word(layout::SQ_FLAGS).fetch_or(bits, Ordering::Relaxed);
@@ -363,8 +365,9 @@ impl Memory {
         self.rings.header_word(layout::SQ_TAIL).load(Ordering::Acquire).wrapping_sub(head)
     }
 
-    /// Returns whether fewer CQEs were published than SQEs were taken. So there are requests in
-    /// flight, unless some end without a CQE. Reads the shared words, so the caller needs no lock.
+    /// Returns whether fewer CQEs were published than SQEs were taken. If so, requests are in
+    /// flight, or some requests have ended without a CQE. Reads the shared words, so the caller
+    /// needs no lock.
     pub fn has_fewer_cqes_than_requests(&self) -> bool {
         let taken = self.rings.header_word(layout::SQ_HEAD).load(Ordering::Relaxed);
         let published = self.rings.header_word(layout::CQ_TAIL).load(Ordering::Relaxed);

@@ -5,16 +5,17 @@
 //! decides when a process writes and reads these words.
 //!
 //! All words change under the ring's lock only, except `UNPUBLISHED`. A process may die between any
-//! two stores. So it writes an entry's words first, and last the word that makes the entry valid:
+//! two stores. So it first writes the other words of an entry, and last the word that makes the
+//! entry valid:
 //!
 //! | entry | word that makes it valid | content |
 //! |---|---|---|
 //! | group | `KIND` | a buffer ring with its head, or a group of provided buffers |
-//! | provided buffer | `GROUP_OF` | a buffer of such a group, and its position in the group |
+//! | provided buffer | `GROUP_OF` | a buffer of a group of provided buffers, and its position there |
 //! | registered buffer | `BUFFER_NUMBER` | an address range |
 //!
-//! Each registration has a number, and the number of the process that made it. Another process uses
-//! both to decide whether it has the memory that the registration names.
+//! Each registration has a number of its own and the number of the process that made it. From both,
+//! another process determines whether it has inherited the memory of the registration.
 
 use alloc::vec::Vec;
 use usring_sys::futex;
@@ -34,12 +35,12 @@ const NEXT_POSITION: usize = 28;
 /// Offset of the restrictions' rules ([`Rules`]), in bytes.
 const RULES: usize = 64;
 
-/// Maximum number of buffer groups that the processes of a shared ring can publish to each other.
+/// Maximum number of buffer groups that a ring's processes can share.
 pub const MOST_GROUPS: usize = 64;
-/// Maximum number of provided buffers that the processes of a shared ring can publish to each
-/// other, in all groups of PROVIDE_BUFFERS together.
+/// Maximum number of provided buffers that a ring's processes can share, in all groups of
+/// PROVIDE_BUFFERS together.
 pub const MOST_PROVIDED: usize = 1024;
-/// Maximum number of registered buffers that processes of a shared ring can publish to each other.
+/// Maximum number of registered buffers that a ring's processes can share.
 pub const MOST_BUFFERS: usize = 1024;
 
 const GROUPS: usize = 128;
@@ -53,8 +54,8 @@ pub(crate) const LENGTH: usize = TABLE + MOST_BUFFERS * BUFFER;
 /// Alignment of the words, in bytes: a cache line.
 pub(crate) const ALIGNMENT: usize = 64;
 
-/// Offsets of a group's words. The word at `KIND` holds the group's id, and [`CLASSIC`] or
-/// [`RING`], the latter perhaps with [`INCREMENTAL`].
+/// Offsets of a group's words. The word at `KIND` holds the group's id, and a flag for the group's
+/// kind: [`CLASSIC`] or [`RING`]. With `RING`, it may also hold [`INCREMENTAL`].
 const KIND: usize = 0;
 const NUMBER: usize = 4;
 const OWNER: usize = 8;
@@ -75,7 +76,7 @@ pub type Rules = [u64; 6];
 pub struct Origin {
     /// Number of the process (`sys::process_number`).
     pub owner: u32,
-    /// Number of the registration. Later ones have larger numbers.
+    /// Number of the registration. Later registrations have larger numbers.
     pub number: u32,
 }
 
@@ -159,14 +160,14 @@ impl Registrations {
         self.memory.write(self.start + offset, value);
     }
 
-    /// Returns the number of changes of the registrations so far. 0: no process has published a
+    /// Returns how often the registrations have changed. 0: no process has published a
     /// registration.
     pub fn generation(&self) -> u32 {
         self.get(GENERATION)
     }
 
     /// Counts a change of the registrations, after the caller has stored the change. Returns the
-    /// new number of changes.
+    /// new count.
     pub fn count_change(&self) -> u32 {
         let next = self.get(GENERATION).wrapping_add(1).max(1);
         self.set(GENERATION, next);
@@ -262,8 +263,9 @@ impl Registrations {
         self.groups().find(|(_, other, _)| *other == id).map(|(slot, _, group)| (slot, group))
     }
 
-    /// Enters a group in place of the group with this id, if there is one. `head`: the head of a
-    /// buffer ring; ignored for a classic group. `None`: all entries are in use.
+    /// Enters a group in the registrations. Replaces the group with this id, if there is one.
+    /// `head`: the head of a buffer ring; ignored for a classic group. `None`: all entries are in
+    /// use.
     pub fn enter_group(&self, id: u16, group: SharedGroup, head: u16) -> Option<GroupSlot> {
         let is_free = |slot: &GroupSlot| self.get(Self::group(*slot) + KIND) == 0;
         let known = self.find_group(id).map(|(slot, _)| slot);
@@ -310,8 +312,7 @@ const LENGTH_OF: usize = 16;
 const ID_OF: usize = 20;
 const IN_USE: u32 = 1 << 16;
 
-/// The buffers of classic groups: those that PROVIDE_BUFFERS has provided. The word at `POSITION`
-/// orders the buffers of a group.
+/// The buffers of classic groups: those that PROVIDE_BUFFERS has provided.
 impl Registrations {
     fn provided(index: usize) -> usize {
         PROVIDED + index * PROVIDED_BUFFER
@@ -361,13 +362,13 @@ impl Registrations {
             .for_each(|index| self.set(Self::provided(index), 0));
     }
 
-    /// Returns the number of further provided buffers for which there is room.
+    /// Returns how many more provided buffers the registrations have room for.
     pub fn room_for_provided(&self) -> usize {
         (0..MOST_PROVIDED).filter(|index| self.get(Self::provided(*index)) == 0).count()
     }
 
-    /// Adds buffers at the end of a classic group. Leaves out buffers for which there is no room:
-    /// see [`Registrations::room_for_provided`].
+    /// Adds buffers at the end of a classic group. Buffers for which the registrations have no room
+    /// are not added: see [`Registrations::room_for_provided`].
     pub fn provide(&self, group: u16, buffers: impl IntoIterator<Item = ProvidedBuffer>) {
         let free: Vec<usize> = (0..MOST_PROVIDED).filter(|index| self.get(Self::provided(*index)) == 0).collect();
         for (index, buffer) in free.into_iter().zip(buffers) {
@@ -377,8 +378,8 @@ impl Registrations {
         }
     }
 
-    /// Returns a buffer to its group, as the group's first one. If there is no room, the buffer is
-    /// lost.
+    /// Puts a buffer back into its group, where it becomes the first buffer. If the registrations
+    /// have no room for it, the buffer is lost.
     pub fn give_back_provided(&self, group: u16, buffer: ProvidedBuffer) {
         let Some(index) = (0..MOST_PROVIDED).find(|index| self.get(Self::provided(*index)) == 0) else { return };
         let place = match self.first_index(group) {
@@ -407,8 +408,8 @@ const TOO_LARGE: u32 = u32::MAX;
 
 /// The table of registered buffers.
 impl Registrations {
-    /// Returns the table of registered buffers. Outer `None`: there is no table. A slot is `None`
-    /// if it is empty. If the table is too large to be published, returns no slots.
+    /// Returns the slots of the table of registered buffers. An empty slot is `None`. Returns
+    /// `None` if there is no table. If the table is too large to be published, returns no slots.
     pub fn buffers(&self) -> Option<Vec<Option<SharedBuffer>>> {
         let slots = match self.get(BUFFERS) {
             0 => return None,

@@ -12,8 +12,8 @@ use usring_sys::ordering::Edge;
 use usring_sys::sync::Ordering;
 use usring_uapi::Sqe;
 
-/// An entry of the SQ's index array was out of range. Such an entry makes no request and no CQE;
-/// the ring's `dropped` word counts it.
+/// The reason why an entry of the SQ makes no request and no CQE: its number in the index array was
+/// out of range. The ring's `dropped` word counts such entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dropped;
 
@@ -34,7 +34,8 @@ impl SubmissionQueue {
         SubmissionQueue { memory: memory.clone(), head: 0, tail: 0, last: 0, dropped: 0 }
     }
 
-    /// Sets the indices as if this many entries had passed through the queue already.
+    /// Makes the queue continue at `index`, as if `index` entries had passed through it. For tests
+    /// of indices that wrap around.
     #[cfg(test)]
     pub(crate) fn start_at(&mut self, index: u32) {
         (self.head, self.tail) = (index, index);
@@ -97,8 +98,8 @@ impl SubmissionQueue {
     }
 
     /// Returns the second 64 bytes of the SQE that was consumed last; `None` without `SQE128`. The
-    /// caller calls this once, before [`SubmissionQueue::commit`]: the program may change the
-    /// bytes.
+    /// caller calls this once, before [`SubmissionQueue::commit`]. After `commit` the program may
+    /// overwrite the bytes.
     pub fn extension(&self) -> Option<[u64; 8]> {
         self.memory.layout.has_wide_sqes().then(|| self.memory.sqes.read(self.last + 64))
     }
@@ -114,8 +115,8 @@ impl SubmissionQueue {
         self.head
     }
 
-    /// Releases the slots of all entries consumed so far. The program may overwrite them
-    /// immediately.
+    /// Releases the slots of all entries consumed so far. After this call the program may overwrite
+    /// the slots.
     #[inline]
     pub fn commit(&mut self) {
         self.memory.rings.header_word(layout::SQ_HEAD).store(self.head, Edge::SqHead.release());
@@ -135,16 +136,16 @@ impl SubmissionQueue {
     ///
     /// The SQ thread takes these steps:
     ///
-    /// 1. It announces itself on its sleep word. A program that sees the flag after that calls
-    ///    io_uring_enter(2), which then finds a sleeper to wake.
+    /// 1. It announces on its sleep word that it sleeps. A program that then sees the flag calls
+    ///    io_uring_enter(2), and that call finds a sleeper to wake.
     /// 2. It calls this function for each of its rings, and sleeps if all calls return `true`.
-    /// 3. It calls [`SubmissionQueue::end_sleep`] before it looks for entries again.
+    /// 3. It calls [`SubmissionQueue::end_sleep`] before it checks for entries again.
     pub fn prepare_sleep(&mut self) -> bool {
         self.need_wakeup();
         self.pending() == 0
     }
 
-    /// Sets `NEED_WAKEUP` and executes a full barrier. When the SQ thread ends, the flag stays set.
+    /// Sets `NEED_WAKEUP` and executes a full barrier. An SQ thread that ends leaves the flag set.
     /// So the program calls io_uring_enter(2), which reports that the SQ thread has ended.
     pub fn need_wakeup(&self) {
         self.set_flag(flags::NEED_WAKEUP);

@@ -1,5 +1,6 @@
 //! Tests of indices that wrap around at 2³². A real queue wraps around only after four billion
-//! entries, so these tests set the indices. Only code inside this crate can do so.
+//! entries, so these tests start the queues at indices close to 2³². Only code inside this crate
+//! can do so.
 
 use crate::application::{CompletionHalf, SubmissionHalf};
 use crate::{CompletionQueue, Layout, Memory, SubmissionQueue};

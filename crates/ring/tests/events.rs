@@ -1,5 +1,5 @@
-//! Tests of an AIO context's ring as a CQ: with a program that consumes events, and with a program
-//! that overwrites the header.
+//! Tests of an AIO context's ring that serves as a CQ. In some tests the program consumes events,
+//! in others it overwrites the header.
 #![cfg(not(loom))]
 
 use std::sync::atomic::Ordering;

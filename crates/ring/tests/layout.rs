@@ -110,8 +110,8 @@ fn the_layout_matches_this_machines_kernel() {
             for cq_requested in [0, 2, 9, 2048, 70_000] {
                 let theirs = ask_the_kernel(requested, cq_requested, flags);
                 let case = format!("{requested} and {cq_requested} entries, flags {flags:#x}");
-                // Older kernels do not know these flags, so their refusal proves nothing about this
-                // crate.
+                // These flags are newer than the others. If this machine's kernel is older and
+                // refuses them, the refusal says nothing about this crate.
                 let is_new = flags & (IORING_SETUP_SQE128 | IORING_SETUP_CQE32 | IORING_SETUP_NO_SQARRAY) != 0;
                 let ours = entries(requested, cq_requested, flags);
                 match (ours, theirs) {

@@ -1,6 +1,6 @@
 //! Models of a change that one process of a shared ring asks of another, with each process as a
-//! thread. Either process may die at each of its steps. After a lost wake-up a thread would sleep
-//! for ever, which loom reports as a deadlock.
+//! thread. Each of the two processes may die at any of its steps. After a lost wake-up a thread
+//! would sleep for ever, which loom reports as a deadlock.
 #![cfg(loom)]
 
 use loom::thread;
@@ -10,7 +10,7 @@ use usring_sys::process_mutex::{Guard, ProcessMutex, Since};
 use usring_sys::shared::SharedMemory;
 use usring_sys::sync::{Arc, AtomicU32, Ordering};
 
-/// The numbers of the process that asks, of the one that is asked, and of a third one.
+/// Numbers of the process that asks, of the process that is asked, and of a third process.
 const ASKER: u32 = 2;
 const TARGET: u32 = 3;
 const THIRD: u32 = 4;
@@ -19,7 +19,7 @@ const CHANGE: Change = [1, 2, 3, 4, 5];
 const ANSWER: i32 = 7;
 
 loom::lazy_static! {
-    /// The number of the process that has died; 0: none has.
+    /// The number of the process that has died; 0: no process has died.
     static ref DEAD: AtomicU32 = AtomicU32::new(0);
 }
 
@@ -56,7 +56,8 @@ impl Process {
         Process { memory: memory.clone(), lock, slot }
     }
 
-    /// Takes the lock. If the last holder has died, wakes the other processes in its place.
+    /// Takes the lock. If the last holder has died, wakes the other processes, as the last holder
+    /// should have done.
     fn lock(&self) -> Locked<'_> {
         self.lock.lock(|(), since| {
             if since == Since::HolderDied {
@@ -94,7 +95,7 @@ impl Process {
 struct Death(Option<u32>);
 
 impl Death {
-    /// Returns whether the process `number` dies at this step. If so, notes that it is dead.
+    /// Returns whether the process `number` dies at this step. If so, records its death.
     fn comes(self, step: u32, number: u32) -> bool {
         let comes = self.0 == Some(step);
         if comes {
@@ -108,7 +109,7 @@ impl Death {
 /// Last step of each side, before the unlock.
 const LAST_STEP: u32 = 2;
 
-/// Asks for the change. The process may die after each step. Returns whether it lives.
+/// Asks for the change. The process may die after each step. Returns whether it is still alive.
 fn ask(process: &Process, death: Death) -> bool {
     let locked = process.lock();
     assert!(process.slot.is_available(is_alive));
@@ -124,8 +125,8 @@ fn ask(process: &Process, death: Death) -> bool {
     true
 }
 
-/// Waits until the process is asked for the change, and makes it. The process may die before each
-/// step, and after the last one.
+/// Waits until another process asks this process for the change, and makes the change. This process
+/// may die before each step, and after the last step.
 fn make_change(process: &Process, death: Death) {
     loop {
         let seen = process.notices();
@@ -151,7 +152,7 @@ fn make_change(process: &Process, death: Death) {
     }
 }
 
-/// Waits for the answer. Returns `None` if the asked process has died without one.
+/// Waits for the answer. Returns `None` if the asked process has died before it answered.
 fn answer(process: &Process) -> Option<i32> {
     loop {
         let seen = process.notices();
@@ -172,7 +173,7 @@ fn bounded(model: impl Fn() + Sync + Send + 'static) {
     builder.check(model);
 }
 
-/// No sleep reaches its time limit in this model, so both processes depend on the wake-ups.
+/// In this model no sleep ends by its time limit. So both processes depend on the wake-ups.
 #[test]
 fn a_change_is_made_and_answered() {
     bounded(|| {
@@ -205,7 +206,7 @@ fn a_process_that_dies_at_any_step_of_its_answer_leaves_the_asker_waiting_for_no
     }
 }
 
-/// The asking process dies, and a third process acquires the lock by calling `lock`.
+/// The asking process dies at `step`. Then a third process acquires the lock by calling `lock`.
 fn the_asker_dies(step: u32, lock: fn(&Process) -> Locked) {
     bounded(move || {
         let memory = memory();

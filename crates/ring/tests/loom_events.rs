@@ -11,7 +11,8 @@ use usring_sys::ordering::{Edge, Side, weaken};
 use usring_sys::shared::SharedMemory;
 use usring_uapi::Cqe;
 
-/// Makes an AIO context's ring with three slots, so with room for two events.
+/// Makes an AIO context's ring with three slots. One slot stays empty, so there is room for two
+/// events.
 fn memory() -> Memory {
     let layout = Layout::for_three_slots();
     let lengths = [layout.rings_length(), layout.sqes_length(), layout.events_length()];

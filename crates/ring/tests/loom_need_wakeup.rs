@@ -1,4 +1,4 @@
-//! Loom models of the two sleeps at an SQ, each of which the other side has to end:
+//! Loom models of two sleeps at an SQ. The other user of the SQ has to end the sleep:
 //! - `NEED_WAKEUP`: the SQ thread sleeps when it finds no entry. The application pushes an SQE,
 //!   reads the flag, and calls io_uring_enter(2) only if the flag is set.
 //! - `SQ_WAIT`: the application sleeps until the SQ has room.
@@ -22,7 +22,7 @@ fn memory() -> Memory {
     Memory::new(rings, sqes, layout)
 }
 
-/// Consumes `count` SQEs, and sleeps whenever there is none.
+/// Consumes `count` SQEs in all from the queues, and sleeps whenever all queues are empty.
 fn sq_thread(mut queues: Vec<SubmissionQueue>, sleep: &SleepWord, count: u32) {
     let mut taken = 0;
     loop {
@@ -55,8 +55,8 @@ fn push(half: &mut SubmissionHalf, sleep: &SleepWord) {
     }
 }
 
-/// Runs a model with a bounded number of preemptions, because exploring all interleavings would
-/// take hours.
+/// Runs a model with a bounded number of preemptions. To explore all interleavings would take
+/// hours.
 fn bounded(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);

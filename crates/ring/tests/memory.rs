@@ -1,4 +1,4 @@
-//! Tests the memory of rings: many rings share few mappings, and each has bytes of its own.
+//! Tests the memory of rings: many rings share few mappings, and no two rings share a byte.
 #![cfg(not(loom))]
 
 use std::collections::BTreeSet;
@@ -10,8 +10,8 @@ use usring_sys::user_memory::install_fault_handler;
 use usring_sys::{Errno, UserAddress};
 
 const RINGS: usize = 256;
-/// Maximum number of mappings in which the rings lie. All tests of this file share these mappings,
-/// because the tests run at the same time.
+/// Maximum number of mappings in which the rings of all tests of this file lie together. The tests
+/// run at the same time and share the mappings.
 const MOST_MAPPINGS: usize = RINGS / 2;
 
 fn layout() -> Layout {
@@ -25,7 +25,8 @@ fn mappings(addresses: impl Iterator<Item = usize>) -> usize {
     addresses.map(start).collect::<BTreeSet<usize>>().len()
 }
 
-/// Writes a different number to each part of each ring, and checks that each part keeps its number.
+/// Writes a different number to each part of each ring, and checks that the parts still hold their
+/// numbers at the end.
 fn assert_distinct(rings: &[Memory]) {
     let numbered = || rings.iter().flat_map(Memory::parts).zip(1..);
     let last_word = |length: usize| length - 4;
@@ -35,8 +36,8 @@ fn assert_distinct(rings: &[Memory]) {
     for (part, number) in numbered() {
         part.write::<u32>(last_word(part.length()), number);
     }
-    // The second and the third part of a mapped ring are one range, which keeps the number of the
-    // third part.
+    // In a ring that usring has allocated, the second and the third part are one range. This range
+    // holds the number of the third part, which was written last.
     let is_kept = |(part, number): (&usring_sys::shared::SharedMemory, u32)| {
         let found = part.read::<u32>(last_word(part.length()));
         found == number || (number % 3 == 2 && found == number + 1)
@@ -82,7 +83,8 @@ fn the_programs_duplicates_of_a_ring_are_one_mapping_in_either_order() {
         let sqes = ring.sqes().duplicate(sqes, queues).unwrap();
         [sqes, ring.rings().duplicate(queues, 0).unwrap()]
     });
-    // Mappings of other tests may lie between two duplicates, which are then separate mappings.
+    // Duplicates with adjacent addresses share a mapping. If a mapping of another test lies between
+    // two duplicates, they are separate mappings.
     assert!(mappings(duplicates.collect::<Vec<usize>>().into_iter()) <= RINGS + RINGS / 8);
 }
 

@@ -1,5 +1,5 @@
-//! Tests of both halves of both queues: against each other, and against a program that overwrites
-//! its ring.
+//! Tests of both queues. In some tests, the engine's and the application's half of a queue use each
+//! other. In others, the program overwrites its ring.
 #![cfg(not(loom))]
 
 use std::sync::atomic::Ordering;
@@ -301,8 +301,8 @@ fn a_program_on_another_thread_gets_every_cqe_of_every_sqe() {
     });
 }
 
-/// These CQEs count as unannounced: CQEs in the CQ that are not published, and CQEs that went to
-/// the backlog since the last call of `take_growth`.
+/// A CQE counts as unannounced if it is in the CQ and not published, or if it has gone to the
+/// backlog since the last call of `take_growth`.
 #[test]
 fn unpublished_cqes_and_backlog_growth_are_tracked() {
     let (mut queue, _half, _memory) = completion(2, 0);

@@ -1,10 +1,11 @@
-//! Tests of the registrations of a ring that two processes use, each by its own [`Registrations`].
-//! Only one process uses them at a time, as under the ring's lock.
+//! Tests of the registrations of a ring that two processes use. Each process has its own
+//! [`Registrations`]. Only one process at a time uses the registrations, as under the ring's lock.
 #![cfg(not(loom))]
 
 use usring_ring::{Layout, Memory, Origin, ProvidedBuffer, Registrations, SharedBuffer, SharedBufferRing, SharedGroup};
 
-/// Capacities of a ring's registrations: groups, provided buffers, slots of a table of buffers.
+/// How many groups, provided buffers, and slots of the buffer table a ring's registrations can
+/// hold.
 const GROUPS: u16 = 64;
 const PROVIDED: usize = 1024;
 const TABLE: usize = 1024;
@@ -57,7 +58,8 @@ fn a_new_buffer_comes_last_although_its_place_is_before_the_others() {
 }
 
 /// A buffer that is given back to an empty group takes the position before the next new position.
-/// On a new ring that position lies before 0, so the order of positions has to wrap around.
+/// On a new ring the next new position is 0. The position before it is the largest number, so the
+/// order of positions has to wrap around.
 #[test]
 fn a_buffer_that_is_given_back_to_an_empty_group_comes_before_later_ones() {
     let (first, second) = views();

@@ -1,5 +1,5 @@
-//! Tests of a CQ that two processes fill, each by its own [`CompletionQueue`]. Only one of them is
-//! used at a time, as under the ring's lock.
+//! Tests of a CQ that two processes fill, each by its own [`CompletionQueue`]. Only one process at
+//! a time uses the CQ, as under the ring's lock.
 #![cfg(not(loom))]
 
 use usring_ring::application::CompletionHalf;
@@ -7,15 +7,15 @@ use usring_ring::{CompletionQueue, Layout, Memory, flags};
 use usring_uapi::Cqe;
 use usring_uapi::io_uring::IORING_SETUP_CQE32;
 
-/// Capacity, in CQEs, of the area of a small ring's backlog that all processes share.
+/// How many CQEs the shared area of a backlog holds, if the ring is small.
 const AREA: u64 = 1024;
 
 fn cqe(number: u64) -> Cqe {
     Cqe { user_data: number, res: -(number as i32), flags: number as u32 }
 }
 
-/// Makes a ring with 2 CQEs. Returns the engine's halves of two processes, the program's half, and
-/// the memory.
+/// Makes a ring with 2 CQEs. Returns the engine's half of the CQ for each of two processes, the
+/// program's half, and the ring's memory.
 fn ring(setup_flags: u32) -> (CompletionQueue, CompletionQueue, CompletionHalf, Memory) {
     let memory = Memory::allocate(Layout::new(2, 2, setup_flags)).unwrap();
     let queue = || CompletionQueue::new(&memory);
@@ -28,7 +28,7 @@ fn post(queue: &mut CompletionQueue, numbers: impl IntoIterator<Item = u64>) {
     queue.publish();
 }
 
-/// Reaps all CQEs. The process of `queue` moves the backlog into the CQ meanwhile.
+/// Reaps all CQEs. Between two CQEs, the process of `queue` moves CQEs from the backlog to the CQ.
 fn reap(queue: &mut CompletionQueue, half: &mut CompletionHalf) -> Vec<Cqe> {
     let mut reaped = Vec::new();
     loop {
@@ -90,7 +90,7 @@ fn a_process_that_dies_leaves_what_is_in_its_backlog_and_no_half_batch() {
     first.catch_up();
     first.post(cqe(1));
     assert_eq!(reap(&mut second, &mut half), []);
-    // The last CQE goes to the backlog, which publishes the two CQEs before it.
+    // Two CQEs fit into the CQ. The third goes to the backlog, and this publishes the two CQEs.
     first.catch_up();
     (2..=4).for_each(|number| first.post(cqe(number)));
     assert_eq!(reap(&mut second, &mut half), numbered(2..=4));

@@ -1,6 +1,6 @@
-//! Tests of the journal of a ring that two processes use, each by its own [`Journal`]. Only one of
-//! them is used at a time, as under the ring's lock. A process that dies stops between two calls of
-//! its [`Journal`].
+//! Tests of the journal of a ring that two processes use, each by its own [`Journal`]. Only one
+//! process at a time uses the journal, as under the ring's lock. A process "dies" between two calls
+//! of its [`Journal`]: the test makes no further calls for it.
 #![cfg(not(loom))]
 
 use usring_ring::{CompletionQueue, Journal, JournalSlot, JournalTimer, Layout, Memory, OrphanFilter};
@@ -9,7 +9,7 @@ use usring_uapi::Cqe;
 const FIRST: u32 = 2;
 const SECOND: u32 = 3;
 
-/// The SQ's head after the requests of these tests were taken.
+/// The SQ's head after the requests of these tests were taken from the SQ.
 const TAKEN: u32 = 100;
 
 fn halves() -> (Journal, Journal, CompletionQueue) {
@@ -54,8 +54,8 @@ fn a_cqe_that_was_not_published_does_not_end_its_request() {
     assert_eq!(user_data(second.take_orphans(|_| false)), [2]);
 }
 
-/// A CQE in the backlog is published as soon as it is added. The process may die before or after it
-/// adds the CQE.
+/// A CQE in the backlog is published as soon as the process has added it. The process may die
+/// before or after it adds the CQE.
 #[test]
 fn a_cqe_in_the_backlog_ends_its_request_once() {
     let (mut first, mut second, mut cq) = halves();
@@ -124,7 +124,8 @@ fn held_requests_of_a_dead_process_stay_until_their_turn() {
     assert_eq!(second.journaled(), 2);
 }
 
-/// The process dies before it has noted for all requests of a chain that they are held back.
+/// The process dies while it marks the requests of a chain as held back. It has marked a later
+/// request, and not yet the chain's first request.
 #[test]
 fn members_without_a_held_head_are_taken_from_a_dead_process() {
     let (mut first, mut second, _) = halves();

@@ -2,9 +2,9 @@
 //!
 //! An extent is a range of addresses in one state ([`ExtentKind`]).
 //! - Adjacent extents of one kind are merged, so the list of extents stays short.
-//! - An allocation gets the lowest free addresses that are large enough, so mappings stay together.
-//! - The region pages memory in and evicts it by units. A unit is allocated again only when no
-//!   extent lies in it.
+//! - An allocation gets the lowest free range that is large enough, so mappings stay together.
+//! - The region pages memory in and evicts it by units. A unit becomes free for allocations only
+//!   when no extent lies in it.
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
@@ -16,9 +16,10 @@ pub enum ExtentKind {
     /// Mapped by the program, and paged by the region.
     Mapped,
     /// The program has unmapped the range while a system call had pinned some of its pages. The
-    /// addresses are not free until the region has dropped these pages.
+    /// addresses become free when the region has dropped these pages.
     Leaving,
-    /// Mapped by the program, and released to the kernel, which manages it.
+    /// Mapped by the program, and managed by the kernel, to which the region has released the
+    /// range.
     Unmanaged,
 }
 
@@ -62,8 +63,8 @@ impl AddressSpace {
     }
 
     /// Extends the mapping that ends at `end` by `length` bytes. Returns `false`, without a change,
-    /// if the addresses after `end` are not free. In the unit that contains `end`, the added bytes
-    /// may hold content of an earlier mapping.
+    /// if the addresses after `end` are not free. The unit that contains `end` may still hold
+    /// content of an earlier mapping after `end`, which the caller has to clear.
     pub fn extend(&mut self, end: usize, length: usize) -> bool {
         let Some(stop) = end.checked_add(length).filter(|stop| *stop <= self.range.end) else { return false };
         let wanted = end..self.round_up(stop);
@@ -156,8 +157,8 @@ impl AddressSpace {
         self.insert(range.start, range.end, kind);
     }
 
-    /// Returns the units of a range of addresses that the caller has just freed. Leaves out the
-    /// first and the last unit if another extent still lies in it.
+    /// Returns the units that became free when the caller freed this range of addresses. If another
+    /// extent still lies in the first or the last unit of the range, leaves that unit out.
     pub fn idle_units(&self, range: &Range<usize>) -> Range<usize> {
         let (mut start, mut end) = (self.round_down(range.start), self.round_up(range.end));
         let is_idle = |unit: usize| self.is_free(&(unit..unit + self.unit));

@@ -1,8 +1,8 @@
-//! An allocator for the memory of a swap region. Its metadata lies outside the region, so
-//! allocating and freeing read no page back from the backing store.
+//! An allocator for the memory of a swap region. Its metadata lies outside the region. So an
+//! allocation or a free never reads a page back from the backing store.
 //!
-//! - Blocks of up to half a page have eight sizes, all powers of two. A page of small blocks holds
-//!   blocks of one size. A freed small block is reused only for its size.
+//! - Blocks of up to half a page have eight sizes, all powers of two. All blocks in a page of small
+//!   blocks have one size. A freed small block is reused only for its size.
 //! - Larger blocks are whole pages. Freed pages are discarded: they take neither memory nor slots
 //!   of the backing store, and hold zeroes when they are allocated again.
 
@@ -31,7 +31,7 @@ pub struct Arena {
     region: SwapRegion,
     page: usize,
     pages: usize,
-    /// Protects the allocator's metadata. Not held while pages are discarded.
+    /// Protects the allocator's metadata. Not locked while pages are discarded.
     state: Mutex<State>,
     /// One bit for each page, set if the page is allocated.
     used: PageArray<AtomicU64>,
@@ -40,9 +40,9 @@ pub struct Arena {
     entries: PageArray<AtomicU32>,
     /// For each page of small blocks: one bit for each block, set if the block is allocated.
     blocks: PageArray<AtomicU64>,
-    /// Links of eight lists, one for each size class. A list has the pages of its class that have a
-    /// free small block. A page's entry is the number of the next page in its list, plus one. 0
-    /// ends the list.
+    /// Links of eight lists, one for each size class. A list has the pages of its class in which a
+    /// small block is free. A page's entry here is the number of the next page in its list, plus
+    /// one; 0 at the end of the list.
     links: PageArray<AtomicU32>,
 }
 
@@ -87,8 +87,8 @@ impl Arena {
         (self.page / MOST_BLOCKS) << class
     }
 
-    /// Allocates a block. Returns its address, and whether the block is known to hold zeroes.
-    /// `None` if the region has no room, or the alignment is larger than a page.
+    /// Allocates a block. Returns the block's address, and whether the block is known to hold
+    /// zeroes. `None` if the region has no room, or if the alignment is larger than a page.
     pub fn allocate(&self, size: usize, alignment: usize) -> Option<(usize, bool)> {
         if alignment > self.page {
             return None;
@@ -136,8 +136,8 @@ impl Arena {
         if count > self.pages {
             return None;
         }
-        // Single pages, most of them for small blocks, are allocated from the region's start, so
-        // they stay together.
+        // Most single pages are for small blocks. The search for a single page begins at the
+        // region's start, so these pages stay together.
         let from_next = if count == 1 { None } else { self.find(state.next..self.pages, count) };
         let first = from_next.or_else(|| self.find(0..self.pages, count))?;
         for page in first..first + count {
@@ -215,8 +215,9 @@ impl Arena {
         }
         let count = (entry & !KIND) as usize;
         self.entries[page].store(0, Ordering::Relaxed);
-        // The pages are marked as free only after they are discarded. If a system call has pinned
-        // one of them, the discard fails, and the pages of this block are never allocated again.
+        // The pages become free for allocations only after they are discarded. If a system call has
+        // pinned one of them, the discard fails, and the pages of this block are never allocated
+        // again.
         if self.region.discard_shared(page * self.page..(page + count) * self.page).is_ok() {
             let _state = self.state.lock();
             for page in page..page + count {

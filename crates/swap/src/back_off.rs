@@ -4,9 +4,9 @@
 //! processor; a process can only yield.
 //!
 //! Yielding pays only if the other threads yield, too. A thread that computes does not yield. It
-//! keeps the processor for a time slice of some milliseconds (a *long turn*). After a yield that
-//! let another thread run for a long turn, the caller makes a *pause*, during which it does not
-//! yield:
+//! keeps the processor for a time slice of some milliseconds (a *long turn*). If such a thread got
+//! the processor by a yield, the yielding thread afterwards makes a *pause*: for some time it does
+//! not yield.
 //! - The first pause is twice as long as the long turn.
 //! - If a yield soon after a pause meets a long turn again, the pause doubles, up to [`MOST_TURNS`]
 //!   times the turn.
@@ -14,11 +14,12 @@
 use usring_sys::processor;
 use usring_sys::ticks::Ticks;
 
-/// If a yield takes more nanoseconds than this, the processor went to a thread that does not yield.
+/// Least length of a long turn, in nanoseconds. If a yield takes longer, another thread has used
+/// the processor without yielding.
 const LONG_TURN: u64 = 1_000_000;
 
-/// Longest pause without yields, as a multiple of the time slice of the other thread that caused
-/// the pause.
+/// Longest pause without yields, as a multiple of the long turn that caused the pause. The long
+/// turn is the time slice of another thread.
 const MOST_TURNS: u64 = 64;
 
 #[derive(Debug, Default)]

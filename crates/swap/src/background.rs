@@ -20,8 +20,8 @@ use usring_sys::{Errno, eventfd, futex, page_fault, processor, thread};
 pub struct Background {
     pager: Arc<Pager>,
     running: Arc<AtomicU32>,
-    /// The eventfd that [`Background::stop`] signals to end the pager thread. `None` if there is no
-    /// pager thread.
+    /// The eventfd by which [`Background::stop`] ends the pager thread. `None` if there is no pager
+    /// thread.
     end_of_service: Option<Arc<OwnedDescriptor>>,
     /// Whether the region's threads are started without libc, so that libc does not know them.
     unknown: bool,
@@ -83,8 +83,8 @@ impl Background {
 const FAULT_EVENT_DATA: u64 = 0;
 const END_EVENT_DATA: u64 = 1;
 
-/// Nanoseconds that the evictor sleeps after an eviction that freed no page. As long as the store
-/// is full or fails, each further sleep is twice as long, up to [`MOST_PAUSE`].
+/// Nanoseconds that the evictor sleeps after an eviction that freed no page. While the store is
+/// full or fails, each sleep is twice as long as the sleep before it, up to [`MOST_PAUSE`].
 const LEAST_PAUSE: Nanoseconds = 10_000_000;
 const MOST_PAUSE: Nanoseconds = 1_000_000_000;
 
@@ -101,8 +101,8 @@ impl Pager {
                 if self.limit.resident() <= self.limit.low_mark() || self.limit.is_stopped() {
                     break;
                 }
-                // While the store fails, only the evictor tries to write to it, once per eviction.
-                // All other threads evict only clean pages, which need no write.
+                // A failing store is tested only by the evictor, which lets one write fail per
+                // eviction. All other threads then evict only clean pages, which need no write.
                 let failures = if self.store_fails() { 1 } else { MOST_FAILURES };
                 let outcome = self.evict(&mut queue, EvictionGoal { pages: 1, kept: 0, failures }, fault_slot);
                 if outcome.freed > 0 {
@@ -110,8 +110,8 @@ impl Pager {
                 } else if outcome.failure.is_none() && outcome.found_claimed {
                     self.evictions.wait(ended, LEAST_PAUSE);
                 } else {
-                    // The evictor does not report why nothing could be evicted. A faulting thread
-                    // that finds no room below the limit reports the reason.
+                    // The evictor does not report why it could evict nothing. A thread whose fault
+                    // then finds no room below the limit reports the reason.
                     self.limit.pause(changes, pause);
                     pause = if self.takes_no_dirty_pages() { (2 * pause).min(MOST_PAUSE) } else { LEAST_PAUSE };
                 }

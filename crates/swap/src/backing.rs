@@ -7,14 +7,14 @@
 //! or fallocate(1). Any other store is refused unless the SPEC has `overwrite=on`. A store in
 //! memory (`ram`) is new each time and has no header.
 //!
-//! | store | examined | claimed by |
+//! | store | examined for data | kept from other processes by |
 //! |---|---|---|
 //! | regular file | all of its data; holes are skipped | F_OFD_SETLK |
 //! | block device | its first and its last MiB | O_EXCL, which a mounted device refuses |
 //! | back end | its first and its last MiB | the launcher, which lends it to one process |
 //!
-//! A file is examined before the device on it is opened, because opening the device may make the
-//! file longer.
+//! The file of a store is examined before usring opens a device on the file. Opening the device may
+//! make the file longer.
 
 use crate::store_queue::{StoreQueue, Waiting};
 use alloc::boxed::Box;
@@ -33,8 +33,8 @@ use usring_uapi::general::{O_CREAT, O_EXCL, O_RDWR};
 const SIGNATURE: &[u8] = b"usring swap store, version 1\n";
 /// Length of the header in bytes. If the device's block is larger, the header is one block long.
 const HEADER: u32 = 4096;
-/// Offset at which mkswap(8) writes its signature. `KERNEL_SWAP`: the signatures that Linux
-/// accepts.
+/// `KERNEL_SWAP`: the signatures by which Linux recognises its swap space. `KERNEL_SWAP_AT`: the
+/// offset at which mkswap(8) writes the signature.
 const KERNEL_SWAP_AT: usize = 4086;
 const KERNEL_SWAP: [&[u8]; 2] = [b"SWAPSPACE2", b"SWAP-SPACE"];
 
@@ -54,7 +54,7 @@ pub enum Refusal {
     /// The store is a block device that is mounted, or that another program has opened exclusively.
     Mounted,
     ReadOnly,
-    /// Reading back what was written to the device returns other data, as with the device `null`.
+    /// The device does not return the data that was written to it. The device `null` is an example.
     KeepsNothing,
     /// The store is swap space of the kernel.
     KernelSwap,
@@ -141,7 +141,7 @@ impl fmt::Display for Sentence<'_> {
 enum Purpose {
     /// To swap to the store.
     Swapping,
-    /// The launcher tests the store before a process swaps to it.
+    /// The launcher tests whether a store can be used, before a process swaps to it.
     Trial,
 }
 
@@ -151,15 +151,17 @@ pub struct Backing {
     /// The polling policy of the device. `None` if the program opened the device itself and passed
     /// it to the region's builder.
     pub policy: Option<PolicyWord>,
-    /// The store's open file or block device; `None` if the store has no path. A lock on the file,
-    /// or opening the device with O_EXCL, keeps every other process from swapping to the store.
+    /// The store's open file or block device; `None` if the store has no path. While it is open, no
+    /// other process can swap to the store: the file is locked, or the device was opened with
+    /// O_EXCL.
     pub claim: Option<HeldDescriptor>,
     /// Bytes before the first slot, which hold the header.
     pub header: u64,
 }
 
 impl Backing {
-    /// Opens a store, claims it for this process, and writes the header unless the store has it.
+    /// Opens a store and claims it for this process. Writes the header if the store does not have
+    /// it yet.
     pub fn open(spec: &Spec, supply: Box<dyn Supply>) -> Result<Self, Refusal> {
         Self::open_for(Purpose::Swapping, spec, supply)
     }
@@ -199,7 +201,7 @@ impl Backing {
 
     /// Writes the header to the start of the store, unless the store has it. `found`: the result of
     /// an earlier examination of the store's file. `None`: this function examines the store through
-    /// the device. With `overwrite`, a store with other data is accepted, too.
+    /// the device. `overwrite`: a store with other data is accepted, too.
     fn mark(&self, found: Option<Content>, overwrite: bool, purpose: Purpose) -> Result<(), Refusal> {
         let size = self.device.geometry().size;
         if size < self.header {
@@ -212,7 +214,7 @@ impl Backing {
             return Ok(());
         }
         content.write_header(self.header)?;
-        // A back end may discard what is written to it, as the device `null` does. So the
+        // A device may discard all data that is written to it, as the device `null` does. So the
         // launcher's trial reads the header back.
         if purpose == Purpose::Trial && !content.read(0, width::size(self.header))?.starts_with(SIGNATURE) {
             return Err(Refusal::KeepsNothing);
@@ -223,13 +225,13 @@ impl Backing {
 
 /// Tests a store before a run. Opens the store as the process that will swap to it does, but does
 /// not keep other processes from using it. Writes the header, which that process then finds.
-/// Returns the device's geometry, and the number of bytes after the header, which are for slots.
+/// Returns the device's geometry, and the number of bytes after the header (for the slots).
 pub fn try_out(spec: &Spec, supply: Box<dyn Supply>) -> Result<(Geometry, u64), Refusal> {
     let backing = Backing::open_for(Purpose::Trial, spec, supply)?;
     Ok((*backing.device.geometry(), backing.capacity()))
 }
 
-/// The content of a store that may be used.
+/// Kinds of content that allow usring to use a store.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Content {
     /// The store begins with usring's header.
@@ -250,7 +252,7 @@ trait Examined {
     fn next_data(&self, offset: u64) -> Result<Option<u64>, Errno>;
 }
 
-/// Determines whether a store may be used, from the store's content.
+/// Determines from a store's content whether usring may use the store.
 ///
 /// Errors: [`Refusal::KernelSwap`] or [`Refusal::HoldsData`], unless `overwrite` is set; errors of
 /// reading the store.
@@ -337,9 +339,9 @@ impl StoreFile {
         Ok(StoreFile { number: opened.number(), claim: Some(opened), size, buffer: Bounce::new(CHUNK)? })
     }
 
-    /// Decides whether a block device may be used although opening it with O_EXCL failed. If
-    /// usring's header is on the device, another process swaps to it. Otherwise a file system on it
-    /// is mounted, or another program uses it.
+    /// Decides whether usring may use a block device although it could not open the device with
+    /// O_EXCL. If the device has usring's header, another process swaps to it. Otherwise a file
+    /// system on the device is mounted, or another program uses the device.
     ///
     /// Errors: [`Refusal::Mounted`] for a device without the header; [`Refusal::InUse`] for a
     /// device with the header, unless the purpose is a trial.

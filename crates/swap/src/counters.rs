@@ -1,6 +1,6 @@
-//! The counters of a swap region. A thread holds a fault slot while its page fault is served. Each
-//! of the first 64 fault slots has a row of counters of its own, so up to 64 faulting threads share
-//! no cache line.
+//! The counters of a swap region. A thread has a fault slot while usring serves its page fault.
+//! Each of the first 64 fault slots has a row of counters of its own. So up to 64 faulting threads
+//! count without sharing a cache line.
 
 use usring_sys::Errno;
 use usring_sys::page_array::PageArray;
@@ -25,8 +25,8 @@ pub enum Counter {
 }
 
 const COUNTERS: usize = 12;
-/// In the first row of counters: the index of the word that holds the peak (see
-/// [`Counters::raise_peak`]). The two words after it hold the limit and the unit.
+/// Index, in the first row of counters, of the word with the peak (see [`Counters::raise_peak`]).
+/// The two words after it hold the limit and the unit.
 const PEAK: usize = 12;
 const LIMIT: usize = 13;
 const UNIT: usize = 14;
@@ -42,15 +42,15 @@ impl Counters {
         Ok(Counters(PageArray::new(ROWS * WORDS)?))
     }
 
-    /// Makes counters on words that the caller has mapped from the file of a run's counters (see
+    /// Makes counters on words that the caller has mapped from the file of counters of a run (see
     /// [`run`]).
     pub fn of(words: PageArray<AtomicU64>) -> Self {
         assert!(words.len() == ROWS * WORDS);
         Counters(words)
     }
 
-    /// Stores the limit (in units) and the unit (in bytes) among the counters, for the launcher
-    /// that reads them from the file of a run ([`run`]).
+    /// Stores the limit (in units) and the unit (in bytes) among the counters. The launcher reads
+    /// them from the file of counters of a run ([`run`]).
     pub fn set_sizes(&self, limit: usize, unit: usize) {
         self.0[LIMIT].store(limit as u64, Ordering::Relaxed);
         self.0[UNIT].store(unit as u64, Ordering::Relaxed);
@@ -107,15 +107,15 @@ pub struct Statistics {
     pub first_touches: u64,
     /// Evicted pages that were read back by the thread that touched or pinned them.
     pub swap_ins: u64,
-    /// First writes to clean pages, which have equal content in memory and in the store. Each write
-    /// made its page dirty.
+    /// First writes to clean pages. A clean page has equal content in memory and in the store; the
+    /// write makes it dirty.
     pub write_faults: u64,
-    /// Faults that needed nothing, because another thread had paged the page in before the fault
-    /// was served.
+    /// Faults for which nothing had to be done: before usring served the fault, another thread had
+    /// paged the page in.
     pub late_faults: u64,
     /// Pages that the reader thread read before a thread touched them.
     pub read_ahead: u64,
-    /// Evictions of pages, whether a write was needed or not.
+    /// Evicted pages, both those that were written to the store and those that needed no write.
     pub evicted: u64,
     /// Evicted pages that were written to the backing store.
     pub written: u64,
@@ -128,13 +128,13 @@ pub struct Statistics {
     pub read_errors: u64,
     /// Write requests that failed. The pages that they would have written stayed in memory.
     pub write_errors: u64,
-    /// Pages that were paged in above the limit, because nothing could be evicted: the backing
-    /// store is full or fails, or too much is pinned.
+    /// Pages that were paged in above the limit, because no page could be evicted: the backing
+    /// store is full or fails, or all pages are in use.
     pub over_limit: u64,
 }
 
-/// A file in which each process of a run has its own part for its counters. The counts remain in
-/// the file after a process has ended, even by SIGKILL.
+/// The file of counters of a run. Each process of the run counts in its own part of the file. The
+/// counts remain in the file after a process has ended, even by SIGKILL.
 pub mod run {
     use super::*;
     use alloc::vec::Vec;
@@ -142,8 +142,8 @@ pub mod run {
     use usring_sys::page_array::PageArray;
     use usring_sys::{Errno, mapping};
 
-    /// Maximum number of processes that have counters in the file of a run. A later process counts
-    /// in its own memory, and its counts do not reach the file.
+    /// Maximum number of processes that have counters in the file of a run. Any further process
+    /// counts in its own memory, and its counts do not reach the file.
     pub const MOST: usize = 64;
     /// Bytes of the file: one page, then a part for each of [`MOST`] processes. The first word of
     /// the file is the number of processes that have asked for a part.
@@ -176,6 +176,7 @@ pub mod run {
     }
 
     /// Returns the counts of each process. `words`: the content of the run's file of counters.
+    /// Error: `EINVAL` if the file is too short.
     pub fn sums(words: &[u64]) -> Result<Vec<Sums>, Errno> {
         let parts = words.get(mapping::PAGE / size_of::<u64>()..).ok_or(Errno::EINVAL)?;
         let taken = width::size(words[0]).min(MOST);

@@ -10,23 +10,23 @@ use usring_sys::{Errno, page_fault};
 /// Result of an attempt to discard the pages of one cluster.
 enum DiscardStep {
     Done,
-    /// Another thread owns this page, and may be waiting for the cluster's gate. So the caller must
-    /// open the gate before it waits for the page.
+    /// Another thread owns this page, and may be waiting for the cluster's gate, which the caller
+    /// has shut. So the caller must open the gate before it waits for the page.
     WaitFor(usize),
     Pinned,
 }
 
-/// Pages of one cluster that the discarding thread owns. The first element of `taken` is for page
-/// `first`.
+/// Pages of one cluster that the discarding thread owns. The element of `taken` with index 0 is for
+/// the page with the number `first`.
 struct PagesToDiscard<'a> {
     first: usize,
     taken: [Option<TakenPage<'a>>; MOST],
 }
 
 impl Pager {
-    /// Discards pages, which then hold zeroes. Stops at the first page that cannot be discarded;
-    /// the pages before it are discarded. Errors: `EBUSY` at a page that is pinned or released to
-    /// the kernel; the kernel's errors.
+    /// Discards pages, which then hold zeroes. Stops at the first cluster with a page that cannot
+    /// be discarded. Then the pages before that page may be discarded already. Errors: `EBUSY` if a
+    /// page is pinned or was released to the kernel; the kernel's errors.
     pub fn discard(&self, pages: Range<usize>) -> Result<(), Errno> {
         let mut page = pages.start;
         while page < pages.end {
@@ -88,8 +88,8 @@ impl Pager {
             pages_to_discard.taken.iter().position(is_resident),
             pages_to_discard.taken.iter().rposition(is_resident),
         ) {
-            // Of the pages between the first and the last resident page, this thread owns each
-            // one that has memory. So one call can cover all of them.
+            // Between the first and the last of these resident pages, this thread owns every page
+            // that has memory. So one call can cover the whole range.
             (Some(first), Some(last)) => {
                 let (offset, length) = (self.offset(pages_to_discard.first + first), (last + 1 - first) * self.unit());
                 self.mechanism.close(offset, length).and_then(|()| self.mechanism.discard(offset, length))
@@ -114,8 +114,8 @@ impl Pager {
         gone
     }
 
-    /// Keeps in memory a page that could not be discarded: makes it writable, and releases it as
-    /// dirty. If it cannot be made writable, releases it in the state that it had before.
+    /// Keeps a page in memory that could not be discarded. Makes the page writable, and releases it
+    /// as dirty. If it cannot be made writable, releases it in the state that it had before.
     pub fn keep_resident(&self, index: usize, taken: TakenPage) {
         let before = taken.before();
         let opened = self.mechanism.open(self.offset(index), self.unit());
@@ -130,8 +130,8 @@ impl Pager {
     pub fn evict_down_to(&self, pages: usize) -> Result<(), Errno> {
         let fault_slot = page_fault::fault_slot();
         loop {
-            // `ended` is read before `resident`. So the check of `any_since(ended)` below notices
-            // an eviction that ends after this line.
+            // `ended` is read before `resident`. So if an eviction ends after this line, the check
+            // of `any_since(ended)` below notices it.
             let ended = self.evictions.ended();
             if self.limit.resident() <= pages {
                 return Ok(());

@@ -7,17 +7,18 @@
 //!
 //! 1. The evictor shuts the cluster's gate ([`crate::gate`]), takes the pages, and write-protects
 //!    them, by one system call for each run of pages.
-//! 2. With the gate open, it writes the dirty pages to slots: by one request if enough consecutive
-//!    slots are free. Clean pages have a slot already. A page of zeroes is not written and becomes
-//!    `Untouched`.
+//! 2. With the gate open, it writes the dirty pages to slots of the store: by one request if enough
+//!    consecutive slots are free. Clean pages already have a slot with their content. A page of
+//!    zeroes is not written and becomes `Untouched`.
 //! 3. It shuts the gate again, and frees the pages' memory, by one system call for each run.
 //!
-//! A run ends at a resident page that is not evicted, or at a page that was released to the kernel.
-//! A run may include pages that have no memory: evicted pages, and pages that a thread is reading
-//! outside the gate. The system calls have no effect on these pages.
+//! A *run* is a series of pages for one system call. It ends before a resident page that is not
+//! evicted, and before a page that was released to the kernel. A run may include pages that have no
+//! memory: evicted pages, and pages that a thread is reading outside the gate. The system calls
+//! have no effect on these pages.
 //!
 //! If the pages cannot be written, they stay in memory and become writable again. A faulting thread
-//! then stops trying, and raises the limit by many pages
+//! then stops evicting, and raises the limit by many pages
 //! ([`Limit::raise`](crate::watermarks::Limit::raise)). Only the background evictor tests whether
 //! the store works again.
 
@@ -38,16 +39,16 @@ use usring_sys::sync::Ordering;
 /// Maximum number of pages in a cluster.
 pub const MOST: usize = 64;
 
-/// Number of failed writes after which an eviction gives up. After this number of failed writes in
-/// a row, the store counts as failing.
+/// After this number of failed writes, an eviction ends without success. If this number of writes
+/// in a row has failed, the store counts as failing.
 pub const MOST_FAILURES: u32 = 8;
 
 /// Longest sleep, in nanoseconds, of a thread that found no page to evict while other threads
 /// evict.
 pub const LONGEST_SLEEP_NS: u64 = 1_000_000;
 
-/// How often this process has reported that its limit cannot be kept, for each reason: the store is
-/// full, writes fail, all pages are in use.
+/// How often this process has reported that it cannot keep its limit. One count for each reason:
+/// the store is full, writes fail, all pages are in use.
 static REPORTS_MADE: [AtomicU32; 3] = [const { AtomicU32::new(0) }; 3];
 const MOST_REPORTS: [u32; 3] = [1, 8, 1];
 
@@ -63,21 +64,21 @@ pub enum EvictionFailure {
 /// Result of making room for one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RoomOutcome {
-    /// The caller has room for its page. It has evicted another page, and leaves the count
-    /// `resident` unchanged: the new page takes the old page's place. Lowering the count while the
-    /// limit is exceeded could let two threads evict each other's pages for ever.
+    /// The caller has room for its page, because it has evicted another page. The count of resident
+    /// pages was not lowered: the new page takes the old page's place in it. If the count were
+    /// lowered while the limit is exceeded, two threads could evict each other's pages for ever.
     Made,
     /// The caller has no room yet, and should try again.
     TryAgain,
 }
 
-/// The purpose of an eviction, and when it ends.
+/// The number of pages that an eviction has to free, and how many failed writes end it earlier.
 #[derive(Clone, Copy, Debug)]
 pub struct EvictionGoal {
     /// The eviction ends when it has freed this number of pages.
     pub pages: usize,
-    /// Up to this number of the freed pages still count as resident after the eviction. The caller
-    /// uses their room for its own pages.
+    /// Up to this number of the freed pages still count as resident after the eviction. They stand
+    /// for pages that the caller will page in.
     pub kept: usize,
     /// If writing fails for this number of clusters, the eviction ends before it has freed `pages`
     /// pages. With 0, only clean pages are evicted, which need no write.
@@ -90,7 +91,7 @@ pub struct Outcome {
     pub freed: usize,
     pub failure: Option<EvictionFailure>,
     /// Whether this thread skipped a cluster, because another thread had claimed the cluster, or
-    /// because a fork was about to claim all clusters.
+    /// because a fork was waiting to claim all clusters.
     pub found_claimed: bool,
 }
 
@@ -100,7 +101,8 @@ struct Batch<'a> {
     /// The pages of the cluster that the evictor has taken, indexed by position in the cluster.
     /// `None` for any other page.
     taken: [Option<TakenPage<'a>>; MOST],
-    /// The state of each page after the eviction, indexed by position in the cluster.
+    /// The state that each page gets at the end of the eviction, indexed by position in the
+    /// cluster.
     next: [State; MOST],
 }
 
@@ -119,8 +121,8 @@ impl Pager {
     /// evictions. Raises the limit by many pages in three cases:
     /// - Nothing can be evicted.
     /// - The store became full during the eviction.
-    /// - The store was full or failing before, and fewer than [`LEAST_CHUNK`] clean pages were
-    ///   evicted. One instruction may touch more pages than were evicted.
+    /// - Before the eviction, the store was full or failing, and now fewer than [`LEAST_CHUNK`]
+    ///   clean pages were evicted. These may be too few: one instruction can touch more pages.
     pub fn evict_directly(&self, fault_slot: usize) -> RoomOutcome {
         let ended = self.evictions.ended();
         let pages = if self.takes_no_dirty_pages() { LEAST_CHUNK } else { 1 };
@@ -164,8 +166,8 @@ impl Pager {
         self.store_fails() || self.store.slots.are_all_taken()
     }
 
-    /// Returns how many failed writes a faulting thread may cause in one eviction. 0 while the
-    /// store fails, because only the evictor tests whether the store works again.
+    /// Returns the number of failed writes after which a faulting thread's eviction ends. 0 (write
+    /// nothing) while the store fails: only the evictor tests whether the store works again.
     pub fn failures_allowed(&self) -> u32 {
         if self.store_fails() { 0 } else { MOST_FAILURES }
     }
@@ -204,9 +206,10 @@ impl Pager {
         }
     }
 
-    /// Evicts pages: moves the hand of the eviction clock from cluster to cluster until `goal` is
-    /// reached, or three times around all clusters. In the third round, the hand does not spare
-    /// clusters in use, because other threads may use every cluster between two visits of the hand.
+    /// Evicts pages. Moves the hand of the eviction clock from cluster to cluster, until `goal` is
+    /// reached, or three times around all clusters. In the first two rounds, the hand spares
+    /// clusters that were used since its last visit. Other threads may use every cluster between
+    /// two visits, so the third round spares none.
     pub fn evict(&self, queue: &mut StoreQueue, goal: EvictionGoal, fault_slot: usize) -> Outcome {
         let mut outcome = Outcome::default();
         let mut failures = 0;
@@ -234,8 +237,8 @@ impl Pager {
         outcome
     }
 
-    /// Returns whether a page of the cluster can be evicted. If no page can, the evictor does not
-    /// shut the cluster's gate, because faulting threads would wait at it for nothing.
+    /// Returns whether a page of the cluster can be evicted. If not, the evictor does not shut the
+    /// cluster's gate, because faulting threads would wait at the gate for nothing.
     fn has_victim(&self, cluster: usize, goal: EvictionGoal) -> bool {
         let victims = self.victim_states(goal);
         self.cluster(cluster)
@@ -252,7 +255,7 @@ impl Pager {
     }
 
     /// Evicts the clean and dirty pages of a cluster that are not pinned. `None` if another thread
-    /// has claimed the cluster, or if a fork is about to claim all clusters.
+    /// has claimed the cluster, or if a fork waits to claim all clusters.
     fn evict_cluster(
         &self,
         cluster: usize,
@@ -306,8 +309,8 @@ impl Pager {
         self.for_runs(batch, is_taken, |offset, length| self.mechanism.close(offset, length))
     }
 
-    /// Calls `act` with the offset and length of each run of pages for which `in_run` holds.
-    /// `in_run` gets a page's position in the cluster. A run may include pages that are not in
+    /// Calls `act` with the offset and length of each run of pages for which `in_run` returns
+    /// `true`. `in_run` gets a page's position in the cluster. A run may also include pages without
     /// memory.
     fn for_runs(
         &self,
@@ -330,16 +333,15 @@ impl Pager {
         run.map_or(Ok(()), act)
     }
 
-    /// Makes the dirty pages of the batch readable through the pager's own mapping. Skips the pages
-    /// between the dirty pages: a read access to a page without memory would allocate memory for
-    /// it.
+    /// Makes the dirty pages of the batch readable through the pager's own mapping. Leaves out the
+    /// pages between the dirty pages: a page without memory would get memory as soon as it is read.
     fn prepare_reading(&self, batch: &Batch) -> Result<(), EvictionFailure> {
         let is_dirty = |position: usize| batch.is_dirty(position);
         self.for_adjacent_runs(batch, is_dirty, |offset, length| self.mechanism.prepare_reading(offset, length))
     }
 
     /// Calls `act` with the offset and length of each run of adjacent pages for which `in_run`
-    /// holds.
+    /// returns `true`.
     fn for_adjacent_runs(
         &self,
         batch: &Batch,
@@ -358,7 +360,7 @@ impl Pager {
         Ok(())
     }
 
-    /// Allocates slots for the dirty pages of the batch and writes the pages to these slots. A page
+    /// Allocates slots for the dirty pages of the batch, and writes each page to its slot. A page
     /// of zeroes needs no slot.
     fn write_out(&self, batch: &mut Batch, queue: &mut StoreQueue, fault_slot: usize) -> Result<(), EvictionFailure> {
         self.prepare_reading(batch)?;
@@ -439,13 +441,13 @@ impl Pager {
         let dropped = self.for_runs(batch, goes, |offset, length| self.mechanism.discard(offset, length));
         if let Err(failure) = dropped {
             // No known kernel refuses to free the memory. If one does, it is unknown which pages
-            // are still in memory. No data is lost: the content of each of these pages is in its
-            // slot, or is zeroes.
+            // have lost their memory. No data is lost: the content of each page is in its slot, or
+            // is zeroes.
             say(format_args!("swap: the memory of evicted pages cannot be freed ({failure:?})"));
         }
         let stays = |position: usize| batch.is_dirty(position) && !batch.leaves_memory(position);
-        // If a page cannot be opened now, it stays write-protected. The next write to it faults,
-        // and that fault makes it writable.
+        // A page that stays may still be write-protected if this call fails. Then the next write to
+        // it faults, and that fault makes it writable.
         self.for_adjacent_runs(batch, stays, |offset, length| self.mechanism.open(offset, length))?;
         dropped
     }

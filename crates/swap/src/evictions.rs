@@ -2,14 +2,14 @@
 //! until one of them completes. `evict` begins and completes evictions. `evict`, `background` and
 //! `discard` wait for them. A fork counts as an eviction (`inheritance`).
 //!
-//! | thread | order |
+//! | thread | order of its steps |
 //! |---|---|
 //! | completes an eviction that has made room | `ended` += 1 → `running` -= 1 |
 //! | waits | read `ended` → find nothing to evict → read `running` → read `ended` again |
 //!
 //! If the waiter reads `running` = 0, every eviction that ran at the waiter's first read of `ended`
-//! has completed. The waiter's second read of `ended` counts those that made room. If both reads
-//! are equal, no eviction has made room in between.
+//! has completed. The waiter's second read of `ended` counts those of them that made room. If both
+//! reads are equal, no eviction has made room in between.
 
 use usring_sys::clock::Nanoseconds;
 use usring_sys::futex;
@@ -31,7 +31,7 @@ impl Evictions {
         self.running.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Notes that an eviction has completed, and wakes every waiter. Waiters also wake if the
+    /// Records that an eviction has completed, and wakes every waiter. Waiters wake even if the
     /// eviction has made no room, because they may then have to evict pages themselves.
     pub fn end(&self, has_made_room: bool) {
         self.ended.fetch_add(u32::from(has_made_room), Ordering::Release);
@@ -44,13 +44,14 @@ impl Evictions {
         self.ended.load(Ordering::Acquire)
     }
 
-    /// Returns whether an eviction is under way, or has made room since the caller read `ended`.
+    /// Returns whether an eviction is under way, or has made room since the caller got `ended` from
+    /// [`Evictions::ended`].
     pub fn any_since(&self, ended: u32) -> bool {
         self.running.load(Ordering::Acquire) != 0 || self.ended() != ended
     }
 
     /// Sleeps until an eviction completes, for `timeout` at most. Returns at once if an eviction
-    /// has made room since the caller read `ended`.
+    /// has made room since the caller got `ended` from [`Evictions::ended`].
     pub fn wait(&self, ended: u32, timeout: Nanoseconds) {
         let _ = futex::wait(&self.ended, ended, Some(timeout));
     }
@@ -65,8 +66,8 @@ mod tests {
 
     const LONG: Nanoseconds = 3_600_000_000_000;
 
-    /// An eviction that makes no room wakes a waiter although `ended` stays unchanged. The test
-    /// repeats the eviction, because the waiter may not sleep yet at the first one.
+    /// An eviction that makes no room wakes a waiter, although `ended` stays unchanged. The test
+    /// repeats the eviction until the waiter wakes: at the first eviction, it may not sleep yet.
     #[test]
     fn each_end_of_an_eviction_wakes_a_waiter() {
         let evictions = Arc::new(Evictions::new());

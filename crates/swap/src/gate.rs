@@ -1,6 +1,6 @@
 //! The gate of a cluster keeps page faults and evictions apart. Any number of faulting threads may
-//! be inside the gate; the evicting thread waits until they have left. While the evicting thread
-//! has shut the gate, faulting threads wait outside.
+//! be inside the gate. An evicting thread shuts the gate, and waits until they have left. While the
+//! gate is shut, faulting threads wait outside.
 //!
 //! An eviction changes the mapping of the whole cluster twice: one call write-protects the victims
 //! (the pages to evict), and a later call drops them. If another thread mapped a page during the
@@ -29,24 +29,26 @@ const CLAIMED: u32 = 1 << 29;
 const WAITED: u32 = 1 << 30;
 const SHUT: u32 = 1 << 31;
 
-/// Number of polls before a thread that waits at the gate sleeps. The polls take about as long as
-/// the system calls that threads make inside the gate.
+/// How often a thread polls a shut gate before it sleeps. The polls take about as long as the
+/// system calls that threads make inside the gate.
 const SPINS: u32 = if cfg!(loom) { 0 } else { 200 };
 
 #[derive(Clone, Copy, Debug)]
 pub struct Gate<'a>(&'a AtomicU32);
 
-/// Proof that the calling thread is inside the gate. Dropping it leaves the gate.
+/// Proof that the calling thread is inside the gate. When the value is dropped, the thread leaves
+/// the gate.
 #[derive(Debug)]
 pub struct Inside<'a>(Gate<'a>);
 
-/// Proof that no other thread evicts from the cluster. The calling thread evicts, or keeps the
-/// pages as they are. When the value is dropped, another thread can claim the cluster.
+/// Proof that no other thread evicts from the cluster. The calling thread evicts pages, or keeps
+/// other threads from evicting them. When the value is dropped, another thread can claim the
+/// cluster.
 #[derive(Debug)]
 pub struct Claim<'a>(Gate<'a>);
 
-/// Proof that the calling thread has shut the gate, and no thread is inside. Dropping it opens the
-/// gate.
+/// Proof that the calling thread has shut the gate, and no thread is inside. When the value is
+/// dropped, the gate opens.
 #[derive(Debug)]
 pub struct Shut<'a>(Gate<'a>);
 
@@ -81,8 +83,8 @@ impl<'a> Gate<'a> {
     /// Claims the cluster for the calling thread. `None` if another thread has the claim.
     pub fn claim(self) -> Option<Claim<'a>> {
         let before = self.0.fetch_or(CLAIMED, Edge::Gate.acquire());
-        // `then_some` would build a `Claim` even if another thread has the claim. Dropping it would
-        // clear that thread's bit.
+        // `then_some` would build a `Claim` even if another thread has the claim. The drop of that
+        // value would clear the other thread's bit.
         (before & CLAIMED == 0).then(|| Claim(self))
     }
 

@@ -1,8 +1,8 @@
-//! Requests that a process cancels for another process which is stopped. The other process does not
-//! run, so it could not answer.
+//! Cancels requests of a process that is stopped, at the order of another process. A stopped
+//! process does not run, so it could not answer a question in the change slot.
 //!
-//! The cancelling process sets the flag `CANCELLED` and posts a notice. The other process cancels
-//! the marked requests when it next gets the ring's lock, before any other work. If it is killed
+//! The cancelling process sets the flag `CANCELLED` and posts a notice. When the stopped process
+//! continues and next gets the ring's lock, it first cancels the marked requests. If it is killed
 //! instead, the marked requests are orphans (requests of an ended process).
 
 use super::timers::TIMED;
@@ -13,8 +13,8 @@ use alloc::vec::Vec;
 pub(super) const CANCELLED: u32 = HELD | POSTED;
 
 impl Journal {
-    /// Marks the requests in flight of the process `owner` that match `wanted`; only the first of
-    /// them if `all` is `false`. Returns the number of marked requests.
+    /// Marks the requests in flight of the process `owner` that match `wanted`. If `all` is
+    /// `false`, marks only the first such request. Returns the number of marked requests.
     pub fn mark_cancelled(&self, owner: u32, wanted: OrphanFilter, all: bool) -> u32 {
         let behind_timeouts = self.behind_timeouts();
         let is_wanted = |slot: &u32| {
@@ -32,7 +32,8 @@ impl Journal {
     }
 
     /// Returns the slots of this process's requests that another process has marked. A slot stays
-    /// marked until its request has ended.
+    /// Returns the slots of this process's requests that another process has marked for
+    /// cancellation. A slot keeps the mark until its request has ended.
     pub fn own_cancelled(&self) -> Vec<JournalSlot> {
         self.used().filter(|slot| self.owner(*slot) == (self.own, CANCELLED)).map(JournalSlot).collect()
     }

@@ -1,10 +1,10 @@
 //! The timeouts in a ring's journal. If the process of a timeout dies, another process takes the
 //! timeout over. So the journal holds the condition on which the timeout ends.
 //!
-//! A slot with the flag `TIMED` has the number of a timer in its index. A changed condition is
-//! written to a free timer, whose number then replaces the old one in the slot. So a process that
-//! dies leaves the old condition or the new one. A timer is free if no slot with the flag has its
-//! number.
+//! The conditions lie in *timers*. A slot with the flag `TIMED` has the number of its timer in its
+//! index word. A timer is free if no such slot has its number. To change a condition, the process
+//! writes the new condition to a free timer, and then stores the number of that timer in the slot.
+//! So a process that dies meanwhile leaves the old condition or the new one.
 
 use super::{HELD, Journal, JournalSlot, NEW, POSTED};
 use alloc::vec::Vec;
@@ -19,7 +19,8 @@ pub(super) const TIMED: u32 = NEW | HELD;
 /// journal treats the request like a request without a flag.
 pub(super) const LINKED: u32 = NEW | POSTED;
 
-/// Number of timers. A timeout that finds no free timer ends with its process.
+/// Number of timers. If a timeout finds no free timer, no other process takes it over when its
+/// process dies.
 const MOST: usize = 256;
 const TIMER: usize = 32;
 /// Bytes of all timers.
@@ -77,7 +78,8 @@ impl Journal {
         self.set_owner(slot.0, self.own | TIMED);
     }
 
-    /// Makes the timeouts of this process ordinary requests, which end when this process dies.
+    /// Removes the conditions of this process's timeouts from the journal. So no other process
+    /// takes these timeouts over if this process dies.
     pub fn forget_timers(&mut self) {
         let timed: Vec<u32> = self.used().filter(|slot| self.owner(*slot) == (self.own, TIMED)).collect();
         timed.into_iter().for_each(|slot| self.set_owner(slot, self.own));
@@ -105,7 +107,7 @@ impl Journal {
 
     /// Marks requests of this process that wait behind a timeout in its chain. `members` has the
     /// order of the chain. The caller then calls [`Journal::time`] for the timeout, with the first
-    /// of them as `next`.
+    /// of `members` as `next`.
     pub fn link(&self, members: &[JournalSlot]) {
         let mut next = 0;
         for slot in members.iter().rev() {
