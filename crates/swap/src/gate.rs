@@ -111,8 +111,8 @@ impl Drop for Inside<'_> {
 pub struct ShutGate<'a>(Gate<'a>);
 
 impl<'a> Claim<'a> {
-    /// Shuts the gate and turns the claim into a [`ShutGate`], which stays shut until it is
-    /// dropped.
+    /// Shuts the gate and turns the claim into a [`ShutGate`]. The gate stays shut until that value
+    /// is dropped.
     pub fn into_shut(mut self) -> ShutGate<'a> {
         core::mem::forget(self.shut());
         let gate = self.0;

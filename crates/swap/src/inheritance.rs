@@ -9,8 +9,8 @@
 //!    - Anonymous memory: the kernel copies the pages by copy-on-write.
 //!    - Memory file: the kernel copies nothing, so the parent copies the pages to a second file
 //!      before the fork. Until the fork is done, the forking thread owns the copied pages, so that
-//!      no other thread changes them. Pinned pages cannot be owned. They are copied, too, but a
-//!      system call may be writing to them meanwhile.
+//!      no other thread changes them. The forking thread cannot own pinned pages. It copies them,
+//!      too, but a system call may be writing to them meanwhile.
 //! 3. In the child, [`FrozenMemory::inherit`] registers the memory for faults before the program
 //!    continues. A child that only calls execve or exit needs nothing else.
 //! 4. At its first touch of an evicted page, or its first system call on swapped memory, the child
@@ -22,8 +22,8 @@
 //!
 //! Some children get no copy ([`Mappings::without_pager`]), such as those that have a stack of
 //! their own. In such a child, evicted pages would read as zeroes, so it must not have the memory.
-//! Normally MADV_DONTFORK keeps anonymous memory out of all children. `freeze` lifts this advice,
-//! and the parent sets it again after the fork. If the parent cannot set it, each later child
+//! Normally MADV_DONTFORK keeps anonymous memory out of all children. `freeze` switches this off,
+//! and the parent switches it on again after the fork. If the parent cannot do so, each later child
 //! without a copy unmaps the memory itself ([`UnpagedMemory`]).
 
 use crate::address_space::{AddressSpace, ExtentKind};
@@ -47,7 +47,8 @@ use usring_sys::mutex::{Guard, Mutex};
 use usring_sys::ticks::Ticks;
 
 /// Swapped memory that is frozen while its process forks. Until this value is dropped, no mapping
-/// changes, and a fork gives the child a copy. The child calls [`FrozenMemory::inherit`].
+/// changes, and a forked child gets a copy of the memory. The child calls
+/// [`FrozenMemory::inherit`].
 pub struct FrozenMemory {
     mappings: &'static Mappings,
     user: Option<SlotUser>,
@@ -76,8 +77,8 @@ pub struct Inheritance {
 impl Mappings {
     /// Stops evictions and faults before a fork that gives the child a copy of the memory. Waits at
     /// most `timeout` nanoseconds for running evictions. Until the result is dropped, the caller
-    /// may fork once. The caller must not touch the memory, nor run a signal handler that might
-    /// touch it.
+    /// may fork once. Until then the caller must not touch the memory, nor run a signal handler
+    /// that can touch it.
     ///
     /// Errors:
     ///
@@ -98,9 +99,8 @@ impl Mappings {
         let space = self.space.lock();
         let we_copy = pager.mechanism.copies_resident();
         if we_copy && space.mapped_extent_at((&raw const we_copy).addr()).is_some() {
-            // This thread's stack lies in the swapped memory. To copy the memory, the parent takes
-            // away all access to it for a time. Without its stack, this thread could not run
-            // meanwhile.
+            // This thread's stack lies in the swapped memory. To copy the memory, the parent makes
+            // it inaccessible for a time. Without its stack, this thread could not run meanwhile.
             return Err(Errno::EOPNOTSUPP);
         }
         let pause = EvictionPause::begin(pager);
@@ -130,8 +130,9 @@ impl Mappings {
     }
 
     /// Prepares a fork whose child gets no pager. Evicted pages would read as zeroes in the child,
-    /// so it must not keep the memory. Returns the memory that the kernel copies to the child
-    /// nevertheless, for the child to unmap; `None` if the kernel copies none.
+    /// so the child must not keep the memory. If the kernel copies memory to the child
+    /// nevertheless, returns this memory, which the child then unmaps. `None`: the kernel copies
+    /// none.
     ///
     /// `is_ours`: whether the forking process owns this memory. If so, the mappings stay locked
     /// until the result is dropped. Otherwise the forking process is a vfork child, which borrows
@@ -151,8 +152,8 @@ impl Mappings {
         self.exposed.load(Ordering::Relaxed).then_some(unpaged)
     }
 
-    /// Asks the kernel not to give the memory to later forked children (MADV_DONTFORK). Stores in
-    /// `exposed` whether the kernel refuses.
+    /// Asks the kernel not to copy the memory to later forked children (MADV_DONTFORK). Stores in
+    /// `exposed` whether the kernel has refused.
     fn take_back(&self, parts: &[Range<usize>]) {
         let taken_back = self.region.pager.mechanism.set_inherited(parts, false);
         self.exposed.store(taken_back.is_err(), Ordering::Relaxed);
@@ -182,15 +183,15 @@ impl FrozenMemory {
     /// Registers the memory for faults in the forked child. The child has the descriptors of
     /// [`FrozenMemory::descriptors`] and none of the parent's threads.
     ///
-    /// Errors: the kernel's, together with the result of unmapping the memory
-    /// ([`UnpagedMemory::unmap_in_child`]).
+    /// Errors: the kernel's. After an error this function unmaps the memory
+    /// ([`UnpagedMemory::unmap_in_child`]), and also returns the result of that.
     pub fn inherit(mut self) -> Result<Inheritance, (Errno, Result<(), Errno>)> {
-        // With `parts` empty and `taken` removed, dropping this value in the child does not undo
-        // what [`Mappings::freeze`] did. Only the parent undoes it.
+        // The drop of this value undoes the work of [`Mappings::freeze`], which only the parent may
+        // do. With `parts` empty and `taken` removed, the drop in the child does nothing.
         let parts = core::mem::take(&mut self.parts);
         let mechanism = &self.mappings.region.pager.mechanism;
-        // The parent's thread owns the taken pages. So dropping this value in the child must not
-        // release them.
+        // The pages in `taken` belong to the parent's thread. So the drop of this value in the
+        // child must not release them.
         let taken = self.taken.take();
         let copy = self.copy.take().zip(taken).map(|(file, (_, resident))| Copied { file, resident });
         let inherited = mechanism.inherit(&parts, copy).and_then(|prepared| {
@@ -212,9 +213,9 @@ impl Drop for FrozenMemory {
     }
 }
 
-/// Keeps threads from beginning an eviction while a fork claims all clusters, because each eviction
-/// claims a cluster that the fork still needs. A thread that needs room waits until this value is
-/// dropped, as it would wait for another thread's eviction.
+/// Keeps threads from beginning an eviction while a fork claims all clusters: each eviction claims
+/// a cluster that the fork still needs. A thread that has no room for its page waits until this
+/// value is dropped, as it would wait for another thread's eviction.
 struct EvictionPause<'a>(&'a Pager);
 
 impl<'a> EvictionPause<'a> {
@@ -232,8 +233,8 @@ impl Drop for EvictionPause<'_> {
     }
 }
 
-/// Swapped memory that a child would inherit without a pager. In the child, its evicted pages would
-/// read as zeroes.
+/// Swapped memory that a child without a pager would inherit. In the child, evicted pages would
+/// read as zeroes, so the child unmaps the memory.
 pub struct UnpagedMemory {
     mappings: &'static Mappings,
     parts: Vec<Range<usize>>,
@@ -278,9 +279,9 @@ impl Inheritance {
         }
         let region = SwapRegion::start(window, pager, queues, true)?;
         let claim = parent.claim.as_ref().map(|claim| {
-            // The child inherited the open file description that locks the backing store, under the
-            // parent's descriptor number. From now on, this number belongs to the child's
-            // `Mappings`.
+            // The backing store's file is locked by an open file description, which the child has
+            // inherited. The child has it under the parent's descriptor number. From now on, this
+            // number belongs to the child's `Mappings`.
             HeldDescriptor::new(OwnedDescriptor::from_raw(claim.number()))
         });
         let mappings = Mappings { region, space: Mutex::new(space), claim, exposed: AtomicBool::new(false) };
@@ -310,8 +311,8 @@ impl Pager {
             Some(last) if last.end == start => last.end = end,
             _ => runs.push(start..end),
         };
-        // End of the last element of `resident.spans`, if the next page that this thread takes may
-        // extend that element. `None` after a page that has memory and was not taken.
+        // End of the last element of `resident.spans`. The next page that this thread takes extends
+        // this element. `None` if a page in between has memory and was not taken.
         let mut span_end = None;
         for index in self.pages_in_use() {
             let (page, offset) = (self.page(index), self.offset(index));
@@ -337,7 +338,8 @@ impl Pager {
     }
 
     /// Makes the pages that were copied writable again, and ends this thread's ownership of them.
-    /// If a page cannot be made writable now, the next write fault on it makes it writable.
+    /// If a page cannot be made writable now, the next write to it faults, and that fault makes it
+    /// writable.
     fn give_back_resident(&self, all: Vec<TakenPage>, resident: &Resident) {
         for run in &resident.taken {
             let _ = self.mechanism.open(run.start, run.len());

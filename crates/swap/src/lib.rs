@@ -4,9 +4,9 @@
 //!
 //! | part | files |
 //! |---|---|
-//! | what a program uses | `region`, `arena` (an allocator over one) |
+//! | interface for a program | `region`, `arena` (an allocator for a region's memory) |
 //! | for unmodified programs | [`mappings`], `address_space`, `moving` (mremap), `unmanaged` (release to the kernel, and back) |
-//! | fault path | `pager`, [`page`] (who owns a page), `store_queue` (its queue pair and buffers), `back_off` (yields between polls) |
+//! | fault path | `pager`, [`page`] (which thread owns a page), `store_queue` (a queue pair with its buffers), `back_off` (yields between polls) |
 //! | eviction | `evict`, [`gate`] (excludes faults), `watermarks` (when to evict), `discard` (drops content) |
 //! | read-ahead and requests for several pages | `readahead`, `run` |
 //! | backing store | [`text`] (its text form), [`backing`] (opens a store, or refuses it), `store`, `slots` |
@@ -16,7 +16,7 @@
 //!
 //! # Invariants
 //! - A page's content is in memory or in its slot, or in both. A page that cannot be written to the
-//!   store stays in memory. Touching a page that cannot be read back raises SIGBUS.
+//!   store stays in memory. A touch of a page that cannot be read back raises SIGBUS.
 //! - If there are enough queue pairs for each faulting thread to have its own, faulting threads
 //!   share no lock. A page's state is one word.
 //! - The fault path allocates nothing, and does not touch memory of the region.

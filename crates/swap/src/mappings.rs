@@ -1,9 +1,9 @@
 //! The swapped anonymous memory of an unmodified program. Its mappings are allocated in one region.
-//! Two comparisons recognise an address of this region ([`WINDOW`]).
+//! All addresses of this region lie in [`WINDOW`], so two comparisons recognise them.
 //!
-//! - If the program wants something that a pager cannot provide (another protection, a lock,
-//!   another mapping), that part of the memory is released to the kernel in place. The part returns
-//!   to the region when the program unmaps it.
+//! - A pager cannot provide some things: another protection, a lock, another mapping. If the
+//!   program wants one of them for a part of the memory, usring releases this part to the kernel,
+//!   at its addresses. The part returns to the region when the program unmaps it.
 //! - [`Changes`] gives mmap(2) and related calls the results that the kernel gives. The program may
 //!   unmap memory while a system call of another thread uses it. The memory is then freed by the
 //!   first change of the mappings after that system call has returned.
@@ -32,15 +32,15 @@ use usring_sys::mutex::Mutex;
 use usring_sys::{Errno, UserAddress, user_memory, width};
 
 /// The range of addresses for swapped memory, far from all addresses that Linux, loaders and
-/// runtimes choose. It is the same in every process, so a constant seccomp filter can recognise its
+/// runtimes choose. All processes use this range, so a constant seccomp filter can recognise its
 /// addresses.
 pub const WINDOW: Range<usize> = 0x2000_0000_0000..0x2100_0000_0000;
 
-/// Smallest limit in bytes on resident memory. The pages that system calls pin are only a small
-/// part of this limit.
+/// Smallest limit in bytes on resident memory. Even with this limit, the pages that system calls
+/// pin are only a small part of the resident memory.
 pub const LEAST_LIMIT: usize = 4 << 20;
-/// Maximum number of bytes that usring pins at a time for a large read or write call. usring
-/// carries out such a call in several transfers.
+/// Maximum number of bytes that usring pins at a time for one read or write call. If the call is
+/// larger, usring carries it out in several transfers.
 const MOST_PINNED: usize = 1 << 20;
 /// Smallest value of the option `min` (the smallest mapping that is swapped), in bytes.
 pub const LEAST_MINIMUM: usize = 128 << 10;
@@ -51,11 +51,11 @@ pub const LEAST_MINIMUM: usize = 128 << 10;
 const ADDRESSES_PER_BYTE: usize = 4;
 const ALIGNED: usize = 2 << 20;
 
-/// The options of a program's swapped memory, from its launcher or its environment.
+/// The options of a program's swapped memory. They come from the launcher or from the environment.
 #[derive(Clone, Debug)]
 pub struct Options<'a> {
-    /// The parsed text of `--swap`. [`Mappings`] ignores its field `minimum`: the caller maps only
-    /// memory of at least that length.
+    /// The parsed text of `--swap`. [`Mappings`] ignores its field `minimum`. Instead, the caller
+    /// passes only mappings of at least that length to [`Mappings`].
     pub text: &'a SwapText,
     /// File in which the process has its counters (`counters::run`).
     pub statistics: Option<&'a CStr>,
@@ -63,16 +63,16 @@ pub struct Options<'a> {
     pub socket: Option<&'a [u8]>,
 }
 
-/// Returns the size of a region in bytes. `capacity`: the bytes of the backing store. `limit`: the
-/// limit on resident memory in bytes.
+/// Returns the length in bytes of the address range of a region. `capacity`: the bytes of the
+/// backing store. `limit`: the limit on resident memory in bytes.
 fn addresses(capacity: u64, limit: usize) -> usize {
     let held = width::size(capacity).saturating_add(limit);
     held.saturating_mul(ADDRESSES_PER_BYTE).min(WINDOW.len() / 2).next_multiple_of(ALIGNED)
 }
 
-/// Returns the minimum size of a store and the minimum limit with which a mechanism works, in
-/// bytes. Both depend on the mechanism's unit. The unit depends on `capacity` (bytes of the
-/// intended store) and `limit` (the intended limit in bytes).
+/// Returns the minimum size of a store and the minimum limit for a mechanism, in bytes. Both depend
+/// on the mechanism's unit. The unit depends on `capacity` (bytes of the intended store) and
+/// `limit` (the intended limit in bytes).
 pub fn minimum_sizes(capacity: u64, limit: usize, mechanism: mechanism::MechanismKind) -> (u64, usize) {
     let unit = mechanism.unit(addresses(capacity, limit));
     (unit as u64, (unit * region::LEAST_LIMIT).max(LEAST_LIMIT))
@@ -92,16 +92,16 @@ pub struct Mappings {
     pub(crate) space: Mutex<AddressSpace>,
     /// The lock on the backing store's file, which this process shares with its forked children.
     pub(crate) claim: Option<HeldDescriptor>,
-    /// Whether the kernel gives the memory to every forked child, even to a child that gets no copy
-    /// of the evicted pages (`crate::inheritance`).
+    /// Whether the kernel copies the memory to every forked child. It then also copies it to a
+    /// child that gets no copy of the evicted pages (`crate::inheritance`).
     pub(crate) exposed: AtomicBool,
 }
 
 static ZEROES: [u8; PAGE] = [0; PAGE];
 
 impl Mappings {
-    /// Opens the backing store and makes this process its only user. Pages of an earlier run that
-    /// the store may still hold are ignored.
+    /// Opens the backing store and makes this process its only user. The store may still hold pages
+    /// of an earlier run, which are ignored.
     pub fn open(options: &Options) -> Result<Self, Refusal> {
         let Backing { device, claim, header, .. } = Backing::open(&options.text.spec, supply(options.socket)?)?;
         let mappings = Mappings::behind_header(device, header, options)?;
@@ -131,14 +131,14 @@ impl Mappings {
         &self.region
     }
 
-    /// Returns two numbers of bytes. The first is how many bytes a transfer should pin at once
-    /// (whole pages). The second is how many bytes one system call can pin at most.
+    /// Returns two numbers of bytes, both whole pages. A transfer should pin at most the first
+    /// number at once. One system call can pin at most the second number.
     pub fn most_pinned(&self) -> (usize, usize) {
         let limit = self.region.limit() * self.region.page_size();
         ((limit / 16).min(MOST_PINNED) / PAGE * PAGE, limit / 2)
     }
 
-    /// Returns the end address of the last unit of a mapping that ends at `end`.
+    /// Returns the end address of the unit in which a mapping with the end address `end` ends.
     fn unit_end(&self, end: usize) -> usize {
         let base = self.region.as_ptr() as usize;
         base + (end - base).next_multiple_of(self.region.page_size())
@@ -189,8 +189,8 @@ impl Mappings {
         self.region.is_resident(address - self.region.as_ptr() as usize)
     }
 
-    /// Pins the mapped parts of a range and calls `keep` with each part. The caller unpins these
-    /// parts later. Skips parts that are released to the kernel or not mapped. Errors: those of
+    /// Pins the mapped parts of a range. Calls `keep` with each part, which the caller has to unpin
+    /// later. Skips parts that are released to the kernel or not mapped. Errors: those of
     /// [`SwapRegion::pin`].
     pub fn pin(
         &self,
@@ -208,7 +208,7 @@ impl Mappings {
             match self.region.pin_among(self.offsets(&part), access, most) {
                 Ok(pin) => core::mem::forget(pin),
                 // Another thread is unmapping a page of the part, or is releasing it to the kernel.
-                // The retry takes the mappings' lock, so it waits for that thread.
+                // That thread holds the mappings' lock, for which the next attempt waits.
                 Err(Errno::ENXIO) => continue,
                 Err(error) => return Err(error),
             }
@@ -232,8 +232,8 @@ impl Mappings {
         )
     }
 
-    /// Returns whether a part that was just pinned is still mapped. If not, unpins the part and
-    /// drops the content that the pin has paged in, so that no later mapping finds this content.
+    /// Returns whether a part that was just pinned is still mapped. If not, unpins the part, and
+    /// drops the content that was paged in for the pin. So no later mapping finds this content.
     fn is_still_mapped(&self, part: &Range<usize>) -> bool {
         let space = self.space.lock();
         if space.mapped_extent_at(part.start).is_some_and(|around| part.end <= around.end) {
@@ -241,8 +241,8 @@ impl Mappings {
         }
         self.unpin(part);
         for unit in part.clone().step_by(self.region.page_size()) {
-            // Another call may still pin the unit. Then the content stays until a later change of
-            // the mappings discards it.
+            // A pin of another call makes the discard fail. Then the content stays until a later
+            // change of the mappings discards it.
             let _ = self.region.discard_shared(self.offsets(&space.idle_units(&(unit..unit + 1))));
         }
         false
@@ -257,7 +257,8 @@ impl Mappings {
         start..start + self.region.size()
     }
 
-    /// Returns the extents that are mapped and not released to the kernel.
+    /// Returns the extents that the program has mapped, without those that were released to the
+    /// kernel.
     pub fn mapped(&self) -> Vec<Range<usize>> {
         self.space.lock().extents_of(ExtentKind::Mapped)
     }
@@ -271,7 +272,7 @@ fn write_zeroes(range: &Range<usize>) -> Result<(), Errno> {
 }
 
 /// Returns the source of a device's queues. With a socket, the source is the launcher, which lends
-/// the back end to this process alone.
+/// the vhost-user back end to this process alone.
 fn supply(socket: Option<&[u8]>) -> Result<Box<dyn Supply>, Refusal> {
     let Some(socket) = socket else { return Ok(Box::new(OwnSupply)) };
     match RemoteSupply::of_swap(Control::at(socket)) {

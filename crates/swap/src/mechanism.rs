@@ -1,7 +1,7 @@
 //! Mechanisms: how a page is mapped for the program, and how it is unmapped again. Kernels and
-//! sandboxes allow different ways. The pager decides everything else: which thread acts, when, and
-//! with which content. A page is *absent* if it has no memory, because it was never touched or
-//! because it was evicted.
+//! sandboxes differ in the mechanisms that they allow. The pager decides everything else: which
+//! thread acts, when, and with which content. A page is *absent* if it has no memory, because it
+//! was never touched or because it was evicted.
 //!
 //! | mechanism | memory | an absent page | needs |
 //! |---|---|---|---|
@@ -34,9 +34,10 @@ use usring_sys::userfault::UserFault;
 /// A thread that calls a function on pages owns these pages ([`crate::page`]). It is also inside
 /// the gate of their cluster, or has claimed the cluster.
 pub trait Mechanism: Send + Sync {
-    /// Makes the first `length` bytes usable. Each page that becomes usable is absent, so a touch
-    /// is a fault that the pager serves. The mechanism allocates page tables only for usable pages.
-    /// The usable length never shrinks. Two threads must not call this function at the same time.
+    /// Makes the first `length` bytes of the region usable. Each page that becomes usable is
+    /// absent, so a touch is a fault that the pager serves. The mechanism allocates page tables
+    /// only for usable pages. The usable length never shrinks. Only one thread at a time may call
+    /// this function.
     fn extend(&self, _length: usize) -> Result<(), Errno> {
         Ok(())
     }
@@ -55,12 +56,12 @@ pub trait Mechanism: Send + Sync {
     fn open(&self, offset: usize, length: usize) -> Result<(), Errno>;
 
     /// Handles a fault on a page whose state is resident although the kernel reports it missing.
-    /// Returns `true` if the page now holds zeroes, because the program had dropped it by a call
-    /// that usring did not see. Returns `false` if the page is mapped with its content.
+    /// Returns `true` if the program had dropped the page by a call that usring did not see. The
+    /// page then holds zeroes. Returns `false` if the page is mapped with its content.
     fn mend(&self, offset: usize, length: usize) -> Result<bool, Errno>;
 
-    /// Write-protects the resident pages of a range. A mechanism that cannot write-protect takes
-    /// all access away. Absent pages stay absent.
+    /// Closes pages: write-protects the resident pages of a range. A mechanism that cannot
+    /// write-protect removes all access. Absent pages stay absent.
     fn close(&self, offset: usize, length: usize) -> Result<(), Errno>;
 
     /// Makes resident pages of one cluster readable for the pager. The caller has closed the pages
@@ -73,8 +74,8 @@ pub trait Mechanism: Send + Sync {
     /// absent afterwards.
     fn discard(&self, offset: usize, length: usize) -> Result<(), Errno>;
 
-    /// Frees the memory that the region still has for pages that were released to the kernel. At
-    /// the addresses of these pages, other memory is mapped by now.
+    /// Frees memory of the region that belonged to pages which were released to the kernel. At the
+    /// addresses of these pages, other memory is mapped by now.
     fn leave(&self, _offset: usize, _length: usize) -> Result<(), Errno> {
         Ok(())
     }
@@ -83,16 +84,16 @@ pub trait Mechanism: Send + Sync {
     /// The pages are absent afterwards.
     fn reclaim(&self, offset: usize, length: usize) -> Result<(), Errno>;
 
-    /// Sets whether a forked child inherits the resident pages of `parts`. If `inherited` is set,
-    /// the caller has shut all gates. Errors: `EOPNOTSUPP` if the mechanism cannot let a child
-    /// inherit pages.
+    /// Sets whether a forked child inherits the resident pages of `parts`. To switch this on, the
+    /// caller has shut all gates. Errors: `EOPNOTSUPP` if the mechanism cannot let a child inherit
+    /// pages.
     fn set_inherited(&self, parts: &[Range<usize>], inherited: bool) -> Result<(), Errno> {
         let _ = (parts, inherited);
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// Returns whether the parent has to copy resident pages before a fork. If not, the kernel
-    /// copies them.
+    /// Returns whether the parent itself has to copy resident pages before a fork. If not, the
+    /// kernel copies them at the fork.
     fn copies_resident(&self) -> bool {
         false
     }
@@ -105,8 +106,9 @@ pub trait Mechanism: Send + Sync {
         Err(Errno::EOPNOTSUPP)
     }
 
-    /// Returns, in the forked child, the inherited memory with its resident pages writable. If the
-    /// parent copied these pages, their content comes from `copy`.
+    /// Called in the forked child. Returns the memory that the child has inherited, with its
+    /// resident pages writable. If the parent has copied these pages, their content comes from
+    /// `copy`.
     fn inherit(&self, parts: &[Range<usize>], copy: Option<Copied>) -> Result<Prepared, Errno> {
         let _ = (parts, copy);
         Err(Errno::EOPNOTSUPP)
@@ -124,8 +126,8 @@ pub trait Mechanism: Send + Sync {
 pub struct Resident {
     /// Pages that the forking thread owns. No other thread changes them until the fork is done.
     pub taken: Vec<Range<usize>>,
-    /// The ranges of `taken`, joined where only absent pages lie between them. With fewer ranges,
-    /// fewer system calls close the pages.
+    /// The ranges of `taken`, joined if only absent pages lie between them. One system call closes
+    /// a span, so fewer spans need fewer system calls.
     pub spans: Vec<Range<usize>>,
     /// Pages that system calls have pinned. They stay writable.
     pub pinned: Vec<Range<usize>>,
@@ -150,13 +152,13 @@ pub enum MechanismKind {
     UserFault,
     Guard,
     Protect,
-    /// Used only on request, because it is the slowest. It is the only mechanism with which a
-    /// system call can touch an absent page.
+    /// The slowest mechanism, so it is used only on request. Only with this mechanism can a system
+    /// call touch an absent page.
     Thread,
 }
 
 impl MechanismKind {
-    /// The mechanisms that a region tries, in this order, unless the caller chooses one.
+    /// The mechanisms that a region tries, in this order, unless its user chooses a mechanism.
     pub const BY_ITSELF: [MechanismKind; 3] = [MechanismKind::UserFault, MechanismKind::Guard, MechanismKind::Protect];
     pub const ALL: [MechanismKind; 4] =
         [MechanismKind::UserFault, MechanismKind::Guard, MechanismKind::Protect, MechanismKind::Thread];
@@ -171,9 +173,9 @@ impl MechanismKind {
         }
     }
 
-    /// Returns the cause of a fault on an absent page. The pager does not serve faults with another
-    /// cause. `None` for `Thread`: a touch then causes an event for the pager thread, and no
-    /// signal.
+    /// Returns the cause that the kernel reports for a fault on an absent page. The pager serves no
+    /// fault with another cause. `None` for `Thread`: a touch then causes an event for the pager
+    /// thread, and no signal.
     pub fn cause(self) -> Option<Cause> {
         match self {
             MechanismKind::UserFault => Some(Cause::Missing),
@@ -203,8 +205,8 @@ impl fmt::Display for MechanismKind {
     }
 }
 
-/// Maximum number of units of a region with the mechanism `mprotect`. Each run of units with equal
-/// access is a mapping, and Linux allows 65,530 mappings (vm.max_map_count).
+/// Maximum number of units of a region with the mechanism `mprotect`. Neighbouring units with equal
+/// access share a mapping of the kernel, and Linux allows 65,530 mappings (vm.max_map_count).
 const MOST_PARTS: usize = 30_000;
 const LEAST_PROTECTED: usize = 64 << 10;
 
@@ -217,7 +219,8 @@ pub struct Prepared {
 }
 
 /// Maps `length` bytes, a multiple of the unit, at the address `at`; `None`: at an address that the
-/// kernel chooses. [`Mechanism::extend`] makes the pages usable; they are absent then.
+/// kernel chooses. [`Mechanism::extend`] then makes the pages usable. Usable pages are absent at
+/// first.
 ///
 /// Errors: those of the kernel or the sandbox.
 pub fn prepare(kind: MechanismKind, length: usize, at: Option<usize>) -> Result<Prepared, Errno> {

@@ -24,7 +24,7 @@ impl Write for Line {
     }
 }
 
-/// Writes one line to standard error, cut to [`MOST_LINE_BYTES`] bytes.
+/// Writes one line to standard error. Cuts the line to [`MOST_LINE_BYTES`] bytes.
 pub fn say(text: fmt::Arguments) {
     let mut line = Line { bytes: [0; MOST_LINE_BYTES], length: 0 };
     let _ = line.write_str("usring: ");

@@ -29,13 +29,13 @@ pub enum State {
     Untouched,
     /// Evicted: the content is in the page's slot only.
     Out,
-    /// Owned by one thread, which is changing the page.
+    /// One thread owns the page and is changing it.
     Busy,
     /// The page is in memory and in its slot, with equal content. It is write-protected.
     Clean,
     /// In memory only.
     Dirty,
-    /// The page is no longer paged. The kernel manages the memory that is mapped at its address
+    /// usring no longer pages the page. The kernel manages the memory that is mapped at its address
     /// (`crate::unmanaged`).
     Unmanaged,
 }
@@ -49,8 +49,8 @@ const BUSY_RESIDENT: u32 = 7;
 const WAITED: u32 = 1 << 3;
 const ONE_PIN: u32 = 1 << 8;
 
-/// Number of times that a thread polls a busy page before it sleeps. The polls take about as long
-/// as mapping a page with its content.
+/// How often a thread polls a busy page before it sleeps. The polls take about as long as it takes
+/// to map a page with its content.
 const SPINS: u32 = if cfg!(loom) { 0 } else { 200 };
 
 fn state_of(word: u32) -> State {
@@ -76,7 +76,8 @@ const fn bits_of(state: State) -> u32 {
 }
 
 impl State {
-    /// Returns whether the page has memory that an eviction of the pages around it must not drop.
+    /// Returns whether the page has memory. If the page stays while pages around it are evicted,
+    /// the eviction must not drop that memory.
     pub fn has_memory(self) -> bool {
         self.is_resident() || self == State::Unmanaged
     }
@@ -86,12 +87,12 @@ impl State {
     }
 }
 
-/// Whether a thread may take a page that is pinned.
+/// Whether a thread becomes a page's owner even if the page is pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IfPinned {
-    /// A pinned page may be taken. For a thread whose work leaves the page's memory in place.
+    /// Pinned pages may be taken. For a thread whose work leaves the page's memory in place.
     Take,
-    /// A pinned page may not be taken. For a thread that evicts or discards the page.
+    /// Pinned pages may not be taken. For a thread that evicts or discards the page.
     Refuse,
 }
 
@@ -117,16 +118,17 @@ impl<'a> Page<'a> {
         state_of(self.0.load(Ordering::Relaxed))
     }
 
-    /// Returns the state that a page had before its owner took it, or the page's state if it is not
-    /// busy. The caller guarantees that the gate of the page's cluster is shut. So the owner of a
-    /// busy page is one of these:
+    /// Returns the state of a page that is not busy. For a busy page, returns the state that the
+    /// page had before its owner took it. The caller guarantees that the gate of the page's cluster
+    /// is shut. So the owner of a busy page is one of these:
     /// - The thread that shut the gate. If the page was clean, this function returns dirty.
     /// - A thread that waits at the gate to page the page in. The page is not in memory.
     pub fn at_rest(&self) -> State {
         let word = self.0.load(Ordering::Relaxed);
         match word & STATE {
             BUSY_UNTOUCHED => State::Untouched,
-            // Only the owner knows whether the page was clean, so the page counts as dirty.
+            // The word does not show whether the page was clean before, so the page counts as
+            // dirty.
             BUSY_RESIDENT => State::Dirty,
             _ if state_of(word) == State::Busy => State::Out,
             _ => state_of(word),
@@ -134,8 +136,8 @@ impl<'a> Page<'a> {
     }
 
     /// Copies the state of `other` into this page, which no thread uses yet. The gate of the
-    /// cluster of `other` is shut. The copy is never clean. It is never pinned, because pins belong
-    /// to the original page.
+    /// cluster of `other` is shut. A clean page becomes dirty in the copy. The copy is never
+    /// pinned, because pins belong to the original page.
     pub fn copy_at_rest(&self, other: Page) {
         let state = match other.at_rest() {
             State::Clean => State::Dirty,

@@ -1,7 +1,7 @@
 //! The shared state of a swap region, and the path on which a page fault is served.
 //!
 //! # Owners
-//! | what | owner |
+//! | thing | owner |
 //! |---|---|
 //! | a page's word, slot number and mapping | the thread that has taken the page ([`crate::page`]) |
 //! | an allocated slot | the page that has its number |
@@ -14,10 +14,10 @@
 //! # Invariants
 //! - A thread that has claimed a cluster to evict from it waits for no page. A thread that owns a
 //!   page waits only for threads that need no page.
-//! - A thread that owns a page has signals blocked: a signal handler that touched the page would
-//!   make the thread wait for itself.
+//! - A thread that owns a page has signals blocked: if a signal handler touched the page, the
+//!   thread would wait for itself.
 //! - A page becomes resident only inside its cluster's gate. A resident page is taken and released
-//!   only inside the gate, or by the thread that has claimed the gate.
+//!   only inside the gate, or by the thread that has claimed the cluster.
 //! - So while a gate is shut, a busy page that the evictor does not own has no memory. The evictor
 //!   may free a range of addresses that includes such a page.
 
@@ -48,7 +48,8 @@ const CLUSTER: usize = 256 << 10;
 /// Bits in a word of `Pager::in_use`.
 const BITS: usize = 64;
 
-/// The access to a page that faulted, or the access for which a system call's memory is pinned.
+/// An access to a page, for which the page is paged in. It is the access that faulted, or the
+/// access that a system call makes to pinned memory.
 #[derive(Clone, Copy, Debug)]
 pub struct PageAccess {
     pub write: bool,
@@ -84,8 +85,8 @@ pub struct Pager {
     pub failed_writes: AtomicU32,
     /// Errno of the last failed write to the store.
     pub last_failure: AtomicU32,
-    /// Number of threads that want to claim all clusters, each for a fork. While it is above 0, no
-    /// eviction begins.
+    /// Number of threads that each wait to claim all clusters for a fork. While the number is above
+    /// 0, no eviction begins.
     pub waiting_forks: AtomicU32,
     /// Number of clusters that the hand of the eviction clock has visited (see the head of
     /// `evict`).
@@ -95,7 +96,7 @@ pub struct Pager {
     pages: PageArray<AtomicU32>,
     slots: PageArray<AtomicU32>,
     gates: PageArray<AtomicU32>,
-    /// Number of clusters from the region's start to the last one in use.
+    /// Number of clusters from the region's start to the last cluster in use.
     extent: AtomicUsize,
     /// Called in a forked child at its first access to inherited memory, to make the child's pager.
     /// Returns `false` if the child inherited nothing.
@@ -115,7 +116,8 @@ pub struct Parts {
     pub limit: usize,
     pub readahead: usize,
     pub counters: Counters,
-    /// Whether the new pager has no page in use until [`Pager::set_in_use`] marks pages as used.
+    /// Whether all pages of the new pager are unused at first. [`Pager::set_in_use`] then marks
+    /// pages as used. Otherwise all pages are used.
     pub unused: bool,
 }
 
@@ -147,8 +149,8 @@ impl Pager {
             gates: PageArray::new(count.div_ceil(per_cluster))?,
             extent: AtomicUsize::new(count.div_ceil(per_cluster)),
             first_touch: SetOnce::new(),
-            // With `MechanismKind::Thread`, the pager cannot refuse a fault: the pager thread can
-            // only map a page. So all pages count as used.
+            // With `MechanismKind::Thread`, the pager thread cannot refuse a fault: it can only map
+            // the page. So all pages count as used.
             in_use: match parts.unused && parts.kind != MechanismKind::Thread {
                 true => Some(PageArray::new(count.div_ceil(BITS))?),
                 false => None,
@@ -171,15 +173,15 @@ impl Pager {
     }
 
     /// Declares that only the first `pages` pages are in use. Later pages may still be in memory,
-    /// but are no longer evicted. The thread that unmaps such a page also discards it.
+    /// but the evictor ignores them. The thread that unmaps such a page also discards it.
     pub fn set_extent(&self, pages: usize) {
         let clusters = pages.div_ceil(self.per_cluster).clamp(1, self.gates.len());
         self.extent.store(clusters, Ordering::Relaxed);
     }
 
     /// Marks pages as used or unused. The caller then discards the pages that became unused. Faults
-    /// that begin after this call see the mark. The discard waits for faults that began before and
-    /// did not see the mark.
+    /// that begin after this call see the mark. Faults that began before may not have seen it: the
+    /// discard waits for these faults.
     pub fn set_in_use(&self, pages: Range<usize>, in_use: bool) {
         let Some(words) = &self.in_use else { return };
         let mut page = pages.start;
@@ -265,8 +267,8 @@ impl Pager {
         let outcome = loop {
             match page.state() {
                 State::Busy => page.wait(),
-                // The page was released to the kernel. The faulting thread repeats its access,
-                // which then reaches the memory that the kernel has mapped at this address.
+                // The page was released to the kernel. The faulting thread repeats its access. The
+                // repeated access reaches the memory that the kernel has mapped at this address.
                 State::Unmanaged => break Ok(()),
                 state @ (State::Clean | State::Dirty) => {
                     if let Some(outcome) = self.serve_resident(index, state, access) {
@@ -298,7 +300,7 @@ impl Pager {
     }
 
     /// Serves a fault on a resident page. The fault is a write to a clean page, or another thread
-    /// paged the page in first. `None` if the page's state has changed meanwhile.
+    /// has paged the page in before this call. `None` if the page's state has changed meanwhile.
     fn serve_resident(&self, index: usize, state: State, access: PageAccess) -> Option<Result<(), Lost>> {
         if state == State::Clean && !access.write && access.present {
             return Some(Ok(()));
@@ -368,8 +370,9 @@ impl Pager {
         Ok(())
     }
 
-    /// Ends the ownership of a page into which the caller has read the content of `slot`. Frees the
-    /// slot unless the page is clean. The caller is inside the gate of the page's cluster.
+    /// Makes resident a page into which the caller has read the content of `slot`, and ends the
+    /// caller's ownership. Frees the slot unless the page is clean. The caller is inside the gate
+    /// of the page's cluster.
     pub fn finish_page_in(&self, taken: TakenPage, slot: u32, clean: bool) {
         if clean {
             taken.release(State::Clean);
@@ -425,7 +428,8 @@ impl FaultServer for Pager {
             if self.first_touch.get().is_some_and(|serves| serves()) {
                 return Served::Again;
             }
-            // The forked child may have mapped something else at this address.
+            // The child may itself have mapped other memory at this address. Then the fault is the
+            // program's.
             if page_fault::is_mapped(fault.address) {
                 return Served::Foreign;
             }
@@ -446,8 +450,8 @@ impl FaultServer for Pager {
         let index = (fault.address - self.memory.address()) / self.unit;
         if self.page(index).state() == State::Unmanaged {
             // The page was released to the kernel. If the kernel allows the access now, the fault
-            // came before the release, and the thread repeats the access. Otherwise the program
-            // gets the fault.
+            // happened before the release, so the thread repeats its access. Otherwise the program
+            // has to handle the fault.
             let is_allowed = page_fault::allows(fault.address, fault.write);
             return if is_allowed { Served::Again } else { Served::Foreign };
         }

@@ -1,10 +1,10 @@
 //! Read-ahead: when a thread's faults are sequential, the reader thread pages in the next pages by
 //! one larger request. The reader thread sleeps until the request completes.
 //!
-//! - A thread holds a fault slot while its fault is served. For each fault slot, the reader knows
+//! - A thread has a fault slot while usring serves its fault. For each fault slot, the reader knows
 //!   the page at which a sequence of faults would continue.
-//! - A fault on that page doubles the number of pages read ahead, which begins with 4. A fault on
-//!   another page ends the sequence.
+//! - If a fault is on that page, the number of pages to read ahead doubles. It begins with 4. A
+//!   fault on another page ends the sequence.
 //! - Each fault slot has at most one job (pages to read). A new job replaces the previous job if
 //!   the reader has not begun it.
 
@@ -67,7 +67,7 @@ impl Streams {
         self.most
     }
 
-    /// Notes that a fault has paged `page` in for the thread with this fault slot. Returns the
+    /// Records that a fault has paged in `page` for the thread with this fault slot. Returns the
     /// pages to read ahead. `None` if the fault does not continue the fault slot's sequence.
     fn next(&self, page: usize, fault_slot: usize) -> Option<Range<usize>> {
         let word = &self.expected[fault_slot % ROWS];
@@ -151,9 +151,9 @@ impl Pager {
         }
     }
 
-    /// Pages in the first evicted pages of a range by one request. Returns the page after the last
-    /// of them. Returns the end of the range if the range has no evicted page, or if there is no
-    /// room for one.
+    /// Finds the first evicted pages of a range, and pages them in by one request. Returns the page
+    /// after the last of them. Returns the end of the range if the range has no evicted page, or if
+    /// there is no room for one.
     fn read_ahead_once(&self, pages: Range<usize>, queue: &mut StoreQueue) -> usize {
         // Only evicted pages (`Out`) are read from the store. Other pages were never touched, or
         // are in memory.
@@ -166,8 +166,8 @@ impl Pager {
         let end = first + run.count();
         let (from, length) = self.device_range(&run);
         let content = queue.read(self.store.device(), from, length, Waiting::Asleep);
-        // A page that could not be read stays evicted. The next thread that touches it reads it
-        // again and reports the error.
+        // A page that could not be read stays evicted. The next thread that touches it tries to
+        // read it again, and reports the error.
         self.map_run(run, content, self.mechanism.tracks_writes(), (Counter::ReadAhead, first));
         end
     }

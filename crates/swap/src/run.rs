@@ -1,6 +1,6 @@
 //! Pages in several adjacent pages by one request. Their slots must be adjacent, too. The thread
-//! sleeps until the request completes. Used for read-ahead, and for memory that a system call is
-//! about to use.
+//! that makes the request sleeps until the request completes. Used for read-ahead, and for memory
+//! that a system call is about to use.
 
 use crate::counters::Counter;
 use crate::evict::EvictionGoal;
@@ -62,10 +62,10 @@ impl Pager {
         (self.store.offset(run.slot), run.count * self.unit())
     }
 
-    /// Maps the pages of a run with `content`, ends the caller's ownership of them, and counts them
-    /// in `counter`. With `clean`, the pages are write-protected and keep their slots. Returns
-    /// `false` if `content` is an error, or if a page could not be mapped. Pages that were not
-    /// mapped stay evicted.
+    /// Maps the pages of a run with `content`, and ends the caller's ownership of the pages. Adds
+    /// the mapped pages to `counter`. With `clean`, the pages are write-protected and keep their
+    /// slots. Returns `false` if `content` is an error, or if a page could not be mapped. Pages
+    /// that were not mapped stay evicted.
     pub fn map_run(
         &self,
         mut run: PageRun,
@@ -92,9 +92,9 @@ impl Pager {
         all
     }
 
-    /// Pages in pages from the start of a range by one request. Returns `false` if fewer than two
-    /// pages at the start of the range are evicted, if there is no room, or if a page could not be
-    /// read or mapped. The caller then pages in the first page alone, which also reports an error.
+    /// Pages in the first pages of a range by one request. Returns `false` if fewer than two of
+    /// them are evicted, if there is no room, or if a page could not be read or mapped. The caller
+    /// then pages in the first page alone. If that fails, too, the caller reports the error.
     pub fn page_in_range(&self, pages: Range<usize>, access: PageAccess) -> bool {
         let is_out = |page: &usize| self.page(*page).state() == State::Out;
         let wanted = pages.clone().take(self.store.wide_pages()).take_while(is_out).count();
@@ -115,8 +115,8 @@ impl Pager {
         self.map_run(run, content, clean, (Counter::SwapIns, access.fault_slot))
     }
 
-    /// Reserves room for up to `most` pages, and evicts pages if there is too little room. Returns
-    /// the number of pages for which room was reserved.
+    /// Reserves room for up to `most` pages. Evicts pages if too little room is free. Returns the
+    /// number of pages for which room was reserved.
     fn take_room(&self, most: usize, fault_slot: usize) -> usize {
         let mut room = 0;
         while room < most {

@@ -1,6 +1,6 @@
 //! The table of a store's slots, in memory that processes related by fork share.
 //!
-//! # Who uses a slot
+//! # Which processes use a slot
 //! - Each process is a *user* and has a bit for each slot, set if the process uses the slot.
 //! - Each slot has a count of its users, and is free at 0.
 //! - The user that allocates a slot writes the slot's content once, before another user can know of
@@ -26,16 +26,17 @@ use usring_sys::page_array::PageArray;
 use usring_sys::sync::{AtomicU32, AtomicU64, Ordering};
 use usring_sys::{Errno, file, width};
 
-/// Maximum number of processes that share a table at the same time.
+/// Maximum number of processes that share one table.
 pub const MOST_USERS: usize = 32;
 
-/// States of a user's number, in the low half of the number's word in the table's file. With
-/// `TAKEN_BY + n`, user n is assigning the number to a new user, or is freeing the slots of the
-/// number's former user.
+/// States of a user number, in the low half of the number's word in the table's file. With the
+/// state `TAKEN_BY + n`, the user with the number n is working on this number. It assigns the
+/// number to a new user, or frees the slots of the number's former user.
 const FREE: u64 = 0;
 const USED: u64 = 1;
 const TAKEN_BY: u64 = 2;
-/// The high half of a number's word in the table's file counts how often the number was assigned.
+/// The high half of the word of a user number, in the table's file, counts how often the number was
+/// assigned.
 const ONE_USE: u64 = 1 << 32;
 
 const fn use_of(word: u64) -> u64 {
@@ -53,12 +54,14 @@ pub struct SlotUsers {
     head: PageArray<AtomicU64>,
     /// Number of users of each slot.
     holders: PageArray<AtomicU32>,
-    /// For each user's number, a row with one bit for each slot, set if the user uses the slot.
+    /// For each user number, a row with one bit for each slot. The bit is set if the user uses the
+    /// slot.
     own: PageArray<AtomicU64>,
     row: usize,
 }
 
-/// The number of a user, with the open file description whose lock shows that the user still lives.
+/// The number of a user, with an open file description. The lock of this description shows that the
+/// user still lives.
 #[derive(Debug)]
 pub struct SlotUser {
     number: usize,
@@ -79,8 +82,8 @@ impl SlotUser {
 }
 
 impl SlotUsers {
-    /// Makes tables for 64 * `words` free slots, with the calling process as the only user. The
-    /// third value returned is the bits of the slots: a bit is set if its slot is allocated.
+    /// Makes tables for 64 * `words` free slots, with the calling process as the only user. Returns
+    /// the tables, the user, and the bits of the slots: a bit is set if its slot is allocated.
     pub fn new(words: usize) -> Result<(SlotUsers, SlotUser, PageArray<AtomicU64>), Errno> {
         let pages = |bytes: usize| bytes.next_multiple_of(PAGE);
         let row = words.next_multiple_of(PAGE / size_of::<u64>());
@@ -109,8 +112,8 @@ impl SlotUsers {
         &self.own[number * self.row..(number + 1) * self.row]
     }
 
-    /// Makes `user` the only user of newly allocated slots. `word` is the index of a word of the
-    /// table, and `bits` are the bits of these slots in that word.
+    /// Makes `user` the only user of slots that were just allocated. `word` is the index of a word
+    /// of the table. In that word, `bits` are the bits of these slots.
     pub fn take(&self, user: &SlotUser, word: usize, bits: u64) {
         for bit in (0..64).filter(|bit| bits >> bit & 1 != 0) {
             self.holders[word * 64 + bit].store(1, Ordering::Relaxed);
@@ -119,7 +122,7 @@ impl SlotUsers {
     }
 
     /// Makes `user` a further user of slots that the caller uses. `word` is the index of a word of
-    /// the table, and `bits` are the bits of these slots in that word.
+    /// the table. In that word, `bits` are the bits of these slots.
     pub fn lend(&self, user: &SlotUser, word: usize, bits: u64) {
         for bit in (0..64).filter(|bit| bits >> bit & 1 != 0) {
             self.holders[word * 64 + bit].fetch_add(1, Ordering::Relaxed);
@@ -127,7 +130,7 @@ impl SlotUsers {
         self.row(user.number)[word].fetch_or(bits, Ordering::Release);
     }
 
-    /// Removes a user from the users of a slot. Returns whether it was the slot's last user.
+    /// Ends a user's use of a slot. Returns whether the user was the slot's last user.
     pub fn give_back(&self, user: &SlotUser, slot: u32) -> bool {
         let bit = 1 << (slot % 64);
         let before = self.row(user.number)[slot as usize / 64].fetch_and(!bit, Ordering::AcqRel);
@@ -139,8 +142,8 @@ impl SlotUsers {
         self.holders[slot as usize].fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Assigns a free number to a child that will be forked. When no process has the result's
-    /// descriptor open any more, other users free the child's slots.
+    /// Assigns a free number to a child that will be forked. When no process has the descriptor of
+    /// the result open any more, the child has ended, and other users free its slots.
     ///
     /// Errors: `EAGAIN` if all numbers are in use; those of reopening the file.
     pub fn admit(&self, by: &SlotUser) -> Result<SlotUser, Errno> {
@@ -170,7 +173,7 @@ impl SlotUsers {
                 continue;
             }
             // If the exchange fails, another user has begun to free or to assign the number since
-            // this function read the word. So this function leaves the number to that user.
+            // this function read the word. That user then does all the work.
             if word.compare_exchange(before, uses + taken_by, Ordering::AcqRel, Ordering::Relaxed).is_err() {
                 continue;
             }
@@ -187,8 +190,7 @@ impl SlotUsers {
     }
 
     /// Returns whether the user of a number has ended. `used` is the number's state. If another
-    /// process is assigning the number or freeing its slots, returns `true` only if that process
-    /// has ended, too.
+    /// process is assigning the number or freeing its slots, that process must have ended, too.
     fn is_gone(&self, by: &SlotUser, number: usize, used: u64) -> bool {
         let is_claimed = |number: usize| file::is_byte_claimed(by.file.number(), number).unwrap_or(true);
         let in_hand = |owner: usize| owner == by.number || is_claimed(owner);

@@ -1,6 +1,6 @@
 //! The allocator of slots: one bit for each slot of the backing store. Slots are allocated in runs
 //! (consecutive slots), and each run begins where the previous run ended. So pages that are evicted
-//! together are written by one request, and later read ahead by one.
+//! together are written by one request, and can later be read ahead by one request.
 //!
 //! Invariants:
 //! - Any thread allocates and frees at any time, by one atomic operation on a word.
@@ -18,8 +18,9 @@ use usring_sys::width;
 /// Maximum number of slots in a run, because a run lies in one word of the slot table.
 pub const MOST_SLOTS_OF_RUN: u32 = 64;
 
-/// Number of words of the slot table that are searched for a run of the wanted length. After that,
-/// the longest shorter run that was found is allocated; if there is none, the search continues.
+/// Maximum number of words of the slot table in which a run of the wanted length is searched for.
+/// If there is none, the longest run in these words is allocated. If all these words are full, the
+/// search continues.
 const WORDS_FOR_WANTED_RUN: usize = 64;
 
 pub struct Slots {
@@ -34,8 +35,8 @@ pub struct Slots {
 /// The part of the allocator that processes related by fork share.
 struct Table {
     words: PageArray<AtomicU64>,
-    /// Number of allocated slots, if the table is not shared. If it is shared, `users` has the
-    /// number instead.
+    /// Number of allocated slots, if the table is not shared. If the table is shared, the number is
+    /// in `users` instead.
     taken: AtomicU64,
     users: Option<SlotUsers>,
 }
@@ -77,16 +78,16 @@ impl Slots {
     }
 
     /// Adds a child that is about to be forked as a user of the slots. When no process has the
-    /// result's descriptor open any more, the child's slots are freed. Errors: `EOPNOTSUPP` if the
-    /// slots cannot be shared; those of [`SlotUsers::admit`].
+    /// descriptor of the result open any more, the child's slots are freed. Errors: `EOPNOTSUPP` if
+    /// the slots cannot be shared; those of [`SlotUsers::admit`].
     pub fn admit(&self) -> Result<SlotUser, Errno> {
         self.reap();
         let (users, own) = self.sharing().ok_or(Errno::EOPNOTSUPP)?;
         users.admit(own)
     }
 
-    /// Makes a child another user of slots that this process uses. The call needs the fewest atomic
-    /// operations if `slots` are in ascending order.
+    /// Makes a child another user of slots that this process uses. Slots with neighbouring numbers
+    /// should follow each other in `slots`: they then need one atomic operation together.
     pub fn lend(&self, user: &SlotUser, slots: impl Iterator<Item = u32>) {
         let Some((users, _)) = self.sharing() else { return };
         let (mut word, mut bits) = (0, 0);
@@ -100,8 +101,8 @@ impl Slots {
         users.lend(user, word, bits);
     }
 
-    /// Returns the allocator of a forked child, on the slots that it shares with its parent. The
-    /// child calls this.
+    /// Returns the allocator of a forked child, on the slots that the child shares with its parent.
+    /// Called in the child.
     pub fn inherit(&self, user: SlotUser) -> Slots {
         let next = AtomicUsize::new(self.next.load(Ordering::Relaxed));
         Slots { table: self.table.clone(), count: self.count, next, user: Some(user) }
@@ -137,8 +138,8 @@ impl Slots {
         let wanted = wanted.clamp(1, MOST_SLOTS_OF_RUN);
         loop {
             let found = self.find(wanted).or_else(|| {
-                // No slot is free, so the slots of ended processes are freed. The bits, not the
-                // count of allocated slots, show that no slot is free. A process that was killed
+                // No slot is free, so the slots of ended processes are freed. This is decided by
+                // the slots' bits, not by the count of allocated slots. A process that was killed
                 // while it allocated may have set bits without counting them.
                 self.reap();
                 self.find(wanted)
@@ -147,9 +148,9 @@ impl Slots {
             let bits = mask(run.length) << run.first;
             let took = self.table.words[index].compare_exchange(word, word | bits, Ordering::AcqRel, Ordering::Relaxed);
             if took.is_ok() {
-                // The count of allocated slots is raised before the slots get a user. If this
-                // process is killed after they have one, another process frees the slots of that
-                // user and lowers the count.
+                // First the count of allocated slots is raised, then the slots get a user. If this
+                // process is killed after that, another process frees the slots of this user, and
+                // lowers the count.
                 self.count_taken().fetch_add(u64::from(run.length), Ordering::Relaxed);
                 if let Some((users, own)) = self.sharing() {
                     users.take(own, index, bits);
@@ -161,8 +162,9 @@ impl Slots {
         }
     }
 
-    /// Returns a word of the slot table that has a free run: its index, its value, and the run.
-    /// Prefers a run of `wanted` slots to a shorter run. `None` if no slot is free.
+    /// Searches the slot table for free slots. Returns the index and the value of a word, and a run
+    /// of free slots in that word. Prefers a run of `wanted` slots to a shorter run. `None` if no
+    /// slot is free.
     fn find(&self, wanted: u32) -> Option<(usize, u64, SlotRun)> {
         let start = self.next.load(Ordering::Relaxed);
         let all = &self.table.words;
@@ -202,7 +204,7 @@ fn mask(length: u32) -> u64 {
     if length >= 64 { u64::MAX } else { (1 << length) - 1 }
 }
 
-/// Returns a word whose set bits are the positions in `free` at which `length` consecutive set bits
+/// Returns a word with a bit for each position at which `length` consecutive set bits of `free`
 /// begin.
 #[inline]
 fn starts(free: u64, length: u32) -> u64 {
@@ -303,7 +305,8 @@ mod tests {
         drop(first);
         childs.reap();
         assert_eq!(childs.taken(), 10);
-        // The user number of the first process is assigned to later processes, one after the other.
+        // The first process has ended. Its user number is assigned to two later processes, one
+        // after the other.
         for _ in 0..2 {
             let other = childs.admit().unwrap();
             childs.lend(&other, 3..5);

@@ -1,9 +1,9 @@
 //! The backing store: a device that is divided into slots, each as long as one unit of the region,
 //! and the queues to the device.
 //!
-//! A faulting thread holds a fault slot ([`usring_sys::page_fault`]), and the fault slot's number
-//! selects its store queue. If there are enough store queues, no two threads use the same one. A
-//! thread whose store queue is in use locks the next free one.
+//! A thread has a fault slot ([`usring_sys::page_fault`]) while usring serves its fault. The number
+//! of the fault slot selects a store queue. If there are enough store queues, no two threads share
+//! one. A thread whose store queue is in use locks the next free store queue.
 
 use crate::run::MOST;
 use crate::slots::Slots;
@@ -27,11 +27,11 @@ pub struct Store {
     wide: Vec<Mutex<Bounce>>,
 }
 
-/// Maximum number of bytes of a request for several slots. If a slot is larger, each request is for
-/// one slot.
+/// Maximum number of bytes of a request for several slots. A slot may be larger than this: then
+/// each request is for one slot.
 const MOST_REQUEST_BYTES: usize = 128 << 10;
-/// Number of store queues that share one bounce buffer for requests of several slots. They share it
-/// because the memory of these buffers is never returned to the kernel.
+/// Number of store queues that share one bounce buffer for requests of several slots. Sharing saves
+/// memory: the memory of these buffers is never returned to the kernel.
 const QUEUES_PER_BUFFER: usize = 4;
 
 impl Store {
@@ -51,14 +51,15 @@ impl Store {
         if count == 0 {
             return Err(Errno::EINVAL);
         }
-        // If the kernel provides no shared memory, the store works without it, but forked children
-        // cannot share its slots.
+        // Without shared memory from the kernel, the store works, but forked children cannot share
+        // its slots.
         let shared = if shareable { Slots::shareable(count).ok() } else { None };
         let slots = shared.map_or_else(|| Slots::new(count), Ok)?;
         Self::with_slots(device, header, unit, queues, slots)
     }
 
-    /// Makes the store of a forked child: the device of the parent, `slots`, and new store queues.
+    /// Makes the store of a forked child: the parent's device, the slots `slots`, and new store
+    /// queues.
     pub fn inherit(&self, slots: Slots) -> Result<Self, Errno> {
         Self::with_slots(self.device.clone(), self.header, self.unit, self.queues.len(), slots)
     }
@@ -82,7 +83,7 @@ impl Store {
         &self.device
     }
 
-    /// Returns the device's byte at which a slot begins.
+    /// Returns the byte offset on the device at which a slot begins.
     pub fn offset(&self, slot: u32) -> u64 {
         self.header + u64::from(slot) * self.unit as u64
     }
@@ -92,7 +93,7 @@ impl Store {
     }
 
     /// Locks the store queue that belongs to a fault slot. If that queue is in use, locks the next
-    /// free one.
+    /// free store queue.
     pub fn queue(&self, fault_slot: usize) -> Guard<'_, StoreQueue> {
         lock_for_fault_slot(&self.queues, fault_slot)
     }

@@ -4,7 +4,7 @@
 //!
 //! A thread that faults on one page waits according to the device's polling policy, and polls for
 //! at most [`LONGEST_POLL`] nanoseconds. Other transfers (read-ahead, eviction, several pages) are
-//! larger requests, during which the thread sleeps.
+//! larger requests. During these, the thread sleeps.
 
 use crate::back_off::BackOff;
 use usring_device::{
@@ -15,12 +15,12 @@ use usring_sys::plain::IoVector;
 use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, epoll, pinned_memory, processor, timer_slack};
 
-/// Queue depth. A store queue has one request in flight. The other entries are for the wrappers of
-/// the device, which add latency or errors to requests.
+/// Queue depth. A store queue has one request in flight. The device may have wrappers that add
+/// latency or errors to requests: the other entries are for them.
 const DEPTH: u32 = 4;
 
-/// Nanoseconds of polling after which the thread sleeps. A transfer that takes longer becomes only
-/// a few per cent slower by the wake-up, which takes some tens of microseconds.
+/// Nanoseconds of polling after which the thread sleeps. A wake-up takes some tens of microseconds.
+/// For a transfer that takes longer than this limit, that is only a few per cent.
 const LONGEST_POLL: u64 = 1_000_000;
 
 /// How a thread waits for its request to complete.
@@ -98,9 +98,9 @@ impl StoreQueue {
         mut segments: &mut [IoVector],
         waiting: Waiting,
     ) -> Result<(), Errno> {
-        // Each transfer on a device pins the swapped memory that it uses, by a hook. For these
-        // requests the hook would wait for pages that this thread itself owns. So they are exempt
-        // from the hook.
+        // A hook pins the swapped memory that a transfer on a device uses. For the requests of this
+        // queue the hook would wait for pages that this thread itself owns. So they are exempt from
+        // the hook.
         let _exempt = pinned_memory::exempt();
         while !segments.is_empty() {
             let (count, cut, length) = self.next_request_size(segments);
@@ -117,8 +117,8 @@ impl StoreQueue {
             };
             let done = self.run_request(device, &request, waiting)?;
             segments[count - 1].length = rest;
-            // If a transfer was short, only its whole blocks count as done. The next request
-            // transfers the rest.
+            // The transfer may have been short. Only its whole blocks count as done, and the next
+            // request transfers the rest.
             let done = done - done % self.block;
             if done == 0 {
                 return Err(Errno::EIO);
@@ -188,7 +188,7 @@ impl StoreQueue {
         if self.channel.arm_interrupt()
             && let Some(interrupt) = self.channel.interrupt()
         {
-            // If the kernel has no memory, `wait_readable` fails at once, and the caller polls
+            // If the kernel has no memory, `wait_readable` fails at once. Then the caller polls
             // again.
             let _ = epoll::wait_readable(interrupt);
         }

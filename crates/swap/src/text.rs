@@ -5,7 +5,7 @@
 //! ```
 //! SPEC names the backing store, in the text form of a device ([`usring_device::spec`]). usring
 //! prints the options in this order. The parser also accepts `limit=`, `min=` and `mechanism=`
-//! before the SPEC or between its options, but not inside its parentheses.
+//! before the SPEC or between the options of the SPEC, but not inside parentheses of the SPEC.
 
 use crate::mappings::{LEAST_LIMIT, LEAST_MINIMUM};
 use crate::mechanism::MechanismKind;
@@ -27,7 +27,7 @@ pub struct SwapText {
     pub limit: usize,
     /// Smallest size of a mapping that is swapped, in bytes.
     pub minimum: usize,
-    /// The mechanism that the user chose. `None`: the first that works.
+    /// The mechanism that the user chose. `None`: the first that works on this system.
     pub mechanism: Option<MechanismKind>,
 }
 
@@ -46,8 +46,8 @@ pub fn parse(text: &str) -> Result<SwapText, String> {
     let of_swap = "limit=, min= and mechanism= are options of --swap itself";
     let backing = rest.join(",");
     let spec = spec::parse(&backing).map_err(|error| {
-        // The error's column counts from the start of the SPEC. So a caret can mark the column only
-        // if the user's text begins with the SPEC.
+        // A caret marks the column of the error in the user's text. The column counts from the
+        // start of the SPEC, so there is a caret only if the text begins with the SPEC.
         let caret = if text.starts_with(&backing) { error.caret(text, 0) } else { String::new() };
         format!("{error}; {of_swap}{caret}")
     })?;

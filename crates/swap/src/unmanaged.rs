@@ -1,16 +1,17 @@
-//! Releases parts of a region to the kernel, and takes them back. A program may want something of
-//! its memory that a pager cannot provide: another protection, a lock, another mapping.
+//! Releases parts of a region to the kernel, and takes them back. This serves a program that wants
+//! something of its memory that a pager cannot provide: another protection, a lock, another
+//! mapping.
 //!
 //! A release has these steps. If a step fails, the steps before it are undone.
 //! 1. Claim the clusters of the part, so that no other thread evicts from them.
 //! 2. Take the pages. If their content is to be copied, write-protect those in memory: a thread
 //!    that then writes to such a page waits.
-//! 3. Map other memory in their place: ordinary memory with a copy of the content, or what the
-//!    caller maps there without the content.
+//! 3. Map other memory in their place: ordinary memory with a copy of the content, or any memory
+//!    that the caller maps there.
 //! 4. Free the pages' old memory and their slots, and set their state to [`State::Unmanaged`].
 //!
-//! After a fault that raced with the release, the thread repeats its access. If the kernel then
-//! forbids the access, it raises SIGSEGV (`Pager::serve`).
+//! A fault may happen during the release. The faulting thread then repeats its access. If the
+//! kernel forbids the access in the new memory, it raises SIGSEGV (`Pager::serve`).
 
 use crate::gate::Claim;
 use crate::page::{IfPinned, State, TakenPage};
@@ -23,15 +24,16 @@ use usring_sys::mapping::{PAGE, private_pages, unmap};
 use usring_sys::ticks::Ticks;
 use usring_sys::{Errno, UserAddress, page_fault, processor, thread, user_memory, wait};
 
-/// Time, in nanoseconds, for which a thread yields the processor while another thread has the claim
-/// of a cluster. After that, the thread sleeps for this time before each further attempt.
+/// Time in nanoseconds for two waits of a thread that wants the claim of a cluster from another
+/// thread. First the thread yields the processor for this time. Then it sleeps for this time before
+/// each further attempt.
 const RETRY_INTERVAL_NS: Nanoseconds = 200_000;
 
-/// The pages to release, from page `first` on. The calling thread owns them, and has claimed their
-/// clusters.
+/// The pages to release. The first of them is page `first`. The calling thread owns them, and has
+/// claimed their clusters.
 struct PagesToRelease<'a> {
     first: usize,
-    /// The pages; the first element is page `first`. `None` for a page that was released before.
+    /// The element with index 0 is for page `first`. `None` for a page that was released before.
     taken: Vec<Option<TakenPage<'a>>>,
     _claims: Vec<Claim<'a>>,
 }
@@ -54,8 +56,8 @@ impl Pager {
         let copy = private_pages(length)?;
         let released = self.release_range(pages.clone(), |pages_to_release| {
             self.copy_content_of(pages_to_release, &pages, copy)?;
-            // `replace` uses mremap(2). It fails near the limit of mappings (vm.max_map_count),
-            // even if the number of mappings would not grow.
+            // `replace` uses mremap(2). That call fails if the process has almost as many mappings
+            // as vm.max_map_count allows, even if it would add none.
             self.memory.replace(self.offset(pages.start), length, copy)
         });
         if released.is_err() {
@@ -64,7 +66,7 @@ impl Pager {
         released
     }
 
-    /// Releases pages to the kernel, and discards their content. `act` maps something else at their
+    /// Releases pages to the kernel, and discards their content. `act` maps other memory at their
     /// addresses. Returns the result of `act`.
     pub fn replace<R>(&self, pages: Range<usize>, act: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
         self.release_range(pages, |_| act())
@@ -75,14 +77,14 @@ impl Pager {
         pages: Range<usize>,
         act: impl FnOnce(&PagesToRelease) -> Result<R, Errno>,
     ) -> Result<R, Errno> {
-        // Signals are blocked: a handler that touched a page would make this thread wait for
-        // itself.
+        // Signals are blocked, because this thread owns pages meanwhile. If a signal handler
+        // touched such a page, this thread would wait for itself.
         let _closed = thread::close_signals();
         let pages_to_release = self.take_pages(pages.clone())?;
         match act(&pages_to_release) {
             Ok(answer) => {
-                // If `leave` fails, the region keeps the pages' old memory, although no mapping of
-                // the program shows it.
+                // The error is ignored: without `leave`, the region keeps the pages' old memory,
+                // which the program no longer sees.
                 let _ = self.mechanism.leave(self.offset(pages.start), pages.len() * self.unit());
                 self.finish_release(pages_to_release);
                 Ok(answer)
@@ -94,9 +96,9 @@ impl Pager {
         }
     }
 
-    /// Takes pages back that were released to the kernel. They then hold zeroes. Errors, after
-    /// which the pages stay released, with unspecified content: `EINVAL` for a page that was not
-    /// released; the kernel's errors.
+    /// Takes pages back into the region that were released to the kernel. They then hold zeroes.
+    /// Errors, after which the pages stay released, with unspecified content: `EINVAL` for a page
+    /// that was not released; the kernel's errors.
     pub fn reclaim(&self, pages: Range<usize>) -> Result<(), Errno> {
         let _closed = thread::close_signals();
         let _claims = self.claim_clusters(&pages);
@@ -177,7 +179,8 @@ impl Pager {
     }
 
     /// Ends this thread's ownership of the pages, and puts each page into the state that it had
-    /// before. If a page cannot be made writable now, the next write fault on it makes it writable.
+    /// before. If a page cannot be made writable now, the next write to it faults, and that fault
+    /// makes it writable.
     fn put_back(&self, pages_to_release: PagesToRelease) {
         for (step, taken) in pages_to_release.taken.into_iter().enumerate() {
             let Some(taken) = taken else { continue };
@@ -203,7 +206,7 @@ impl Pager {
         }
     }
 
-    /// Copies the content of pages to the address `copy`, where memory holds zeroes. Errors:
+    /// Copies the content of pages to memory at the address `copy`, which holds zeroes. Errors:
     /// `EBUSY` for a page that was released to the kernel before; errors of reading the content.
     fn copy_content_of(
         &self,
@@ -231,7 +234,8 @@ impl Pager {
         Ok(())
     }
 
-    /// Returns the first pages of the range, as far as they are resident and lie in one cluster.
+    /// Returns the longest range at the start of `pages` whose pages are all resident and lie in
+    /// one cluster.
     fn run_of(&self, pages_to_release: &PagesToRelease, pages: Range<usize>) -> Range<usize> {
         let end = self.cluster(self.cluster_of(pages.start)).end.min(pages.end);
         let count = (pages.start..end).take_while(|page| pages_to_release.is_resident(*page)).count();
@@ -255,8 +259,8 @@ impl Pager {
         Ok(())
     }
 
-    /// Copies the first pages of the range to `target`, as far as they are evicted and lie in
-    /// consecutive slots. Returns the number of these pages.
+    /// Copies evicted pages at the start of the range to `target`, as long as their slots are
+    /// consecutive. Returns the number of these pages.
     fn copy_slots(
         &self,
         pages_to_release: &PagesToRelease,

@@ -8,11 +8,11 @@
 //! page's memory releases room afterwards. So `resident` is never less than the number of pages in
 //! memory.
 //!
-//! If too little can be evicted, [`Limit::raise`] adds an `excess` to the limit, by one chunk of
+//! If too few pages can be evicted, [`Limit::raise`] adds an `excess` to the limit, by one chunk of
 //! pages each time, for two reasons:
 //! - While a chunk has room, threads neither search for pages to evict nor repeat writes that fail.
 //! - One instruction may need several pages, which must be in memory together. Without the excess,
-//!   each of these pages could only take the place of another one.
+//!   one of these pages could take the place of another.
 //!
 //! The evictor lowers the excess as pages are evicted or freed.
 
@@ -25,10 +25,11 @@ const AWAKE: u32 = 0;
 const ASLEEP: u32 = 1;
 
 /// A fault wakes the evictor when less than `1/HIGH` of the limit is free. The evictor stops when
-/// `1/LOW` of the limit is free.
+/// `1/LOW` of the limit is free again.
 const HIGH: usize = 32;
 const LOW: usize = 16;
-/// Maximum number of units that the evictor keeps free, however large the limit is.
+/// Maximum number of units that the evictor keeps free. With a large limit, it is less than `1/LOW`
+/// of the limit.
 const MOST_FREE: usize = 16 << 10;
 /// [`Limit::raise`] adds room for `1/CHUNK` of the limit, but at least for [`LEAST_CHUNK`] units.
 const CHUNK: usize = 32;
@@ -50,8 +51,8 @@ pub struct Limit {
     limit: AtomicUsize,
     /// Number of pages by which the resident pages may exceed the limit for now.
     excess: AtomicUsize,
-    /// Futex word on which the evictor sleeps after an eviction that freed no page. Its value
-    /// counts how often the limit was set or the evictor was stopped.
+    /// Futex word on which the evictor sleeps after an eviction that freed no page. The evictor has
+    /// to wake if the limit is set, or if it is stopped. So the value counts these events.
     changes: AtomicU32,
     /// Futex word on which the evictor sleeps while it has no work: `AWAKE` or `ASLEEP`.
     evictor: AtomicU32,
@@ -82,8 +83,8 @@ impl Limit {
         self.limit.store(limit, Ordering::Relaxed);
         self.excess.store(0, Ordering::Relaxed);
         self.announce_change();
-        // `wake_evictor` must come after a full barrier. Its other callers have just made an atomic
-        // read-modify-write, which is such a barrier.
+        // A full barrier must come before `wake_evictor`. The other callers of `wake_evictor` need
+        // none, because they have just made an atomic read-modify-write, which is a full barrier.
         Edge::Sleep.barrier(Side::Waker);
         self.wake_evictor();
     }
@@ -101,8 +102,8 @@ impl Limit {
         self.mark_below_limit(HIGH)
     }
 
-    /// Reserves room for `pages` pages by counting them as resident. Counts none if more pages
-    /// would then be resident than the limit and the excess allow.
+    /// Reserves room for `pages` pages by counting them as resident. If the limit and the excess do
+    /// not allow all of them, counts none.
     #[inline]
     pub fn take(&self, pages: usize) -> Share {
         let resident = self.resident.fetch_add(pages, Ordering::Relaxed) + pages;
@@ -122,14 +123,14 @@ impl Limit {
         self.resident() < self.get() + self.excess.load(Ordering::Relaxed)
     }
 
-    /// Raises the excess, so that a further chunk of pages has room. A thread calls this when it
-    /// has found too little to evict.
+    /// Raises the excess, so that one more chunk of pages has room. A thread calls this function
+    /// when it has found too few pages to evict.
     pub fn raise(&self) {
         let excess = self.excess.load(Ordering::Relaxed);
         let limit = self.get();
         let needed = (self.resident() + (limit / CHUNK).max(LEAST_CHUNK)).saturating_sub(limit);
         if needed > excess {
-            // If the exchange fails, another thread has raised the excess meanwhile. This thread
+            // If the exchange fails, another thread has changed the excess meanwhile. This thread
             // then uses that excess.
             let _ = self.excess.compare_exchange(excess, needed, Ordering::Relaxed, Ordering::Relaxed);
         }
@@ -144,8 +145,8 @@ impl Limit {
         }
     }
 
-    /// Reserves room for pages to read ahead. Returns `false`, and reserves nothing, if there is no
-    /// room or if the evictor would have to wake.
+    /// Reserves room for pages to read ahead. Returns `false`, and reserves nothing, if the
+    /// resident pages would then be above the high mark, so that the evictor would have to wake.
     pub fn take_spare(&self, pages: usize) -> bool {
         self.resident() + pages <= self.high_mark() && self.take(pages) != Share::None
     }
@@ -196,7 +197,8 @@ impl Limit {
         futex::wake(&self.changes, 1);
     }
 
-    /// Returns how often the limit was set or the evictor was stopped.
+    /// Returns how often the limit was set or the evictor was stopped. A later value shows that
+    /// this has happened again.
     pub fn changes(&self) -> u32 {
         self.changes.load(Ordering::Acquire)
     }

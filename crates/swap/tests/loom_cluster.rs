@@ -9,15 +9,15 @@ use usring_swap::page::{IfPinned, Page, State};
 use usring_sys::ordering::{Edge, Side, weaken};
 use usring_sys::sync::{Arc, AtomicU32};
 
-/// A cluster of two pages. `mapped` stands for the page table: it holds whether each page is
-/// mapped.
+/// A cluster of two pages. `mapped` stands for the page table: it records for each page whether the
+/// page is mapped.
 struct Cluster {
     gate: AtomicU32,
     words: [AtomicU32; 2],
     mapped: [Cell<bool>; 2],
 }
 
-// SAFETY: only the gate protects the cells against races. That is what the model tests: loom
+// SAFETY: only the gate protects the cells against races. The model tests this protection: loom
 // reports every unsynchronized access.
 unsafe impl Sync for Cluster {}
 
@@ -48,8 +48,8 @@ impl Cluster {
         taken.release(State::Dirty);
     }
 
-    /// Evicts as the pager does: one step unmaps the pages that this thread has taken and the pages
-    /// that are not resident.
+    /// Evicts pages as the pager does: one step unmaps a range of pages. It contains the pages that
+    /// this thread has taken, and pages that are not resident.
     fn evict(&self) {
         let Some(mut claim) = self.gate().claim() else { return };
         let taken = {

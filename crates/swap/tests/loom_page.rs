@@ -1,6 +1,6 @@
 //! Models of a page's word:
 //!
-//! - A page has one owner at a time, which sees the changes of the previous owner.
+//! - A page has one owner at a time. Each owner sees the changes of the previous owner.
 //! - No thread misses a release and sleeps for ever.
 //! - A pinned page is not evicted.
 #![cfg(loom)]
@@ -17,8 +17,8 @@ struct Paged {
     slot: Cell<u32>,
 }
 
-// SAFETY: only the page's word protects the cell against races. That is what the model tests: loom
-// reports every unsynchronized access.
+// SAFETY: only the page's word protects the cell against races. The model tests this protection:
+// loom reports every unsynchronized access.
 unsafe impl Sync for Paged {}
 
 impl Paged {
@@ -30,8 +30,8 @@ impl Paged {
         Page::new(&self.word)
     }
 
-    /// Becomes the page's owner, whatever state the page is in. Then changes the page's slot
-    /// number, and releases the page in the state `next`.
+    /// Becomes the page's owner, whatever the page's state is. Then changes the page's slot number,
+    /// and releases the page in the state `next`.
     fn own(&self, next: State) {
         loop {
             match self.page().state() {
@@ -103,8 +103,8 @@ fn a_page_is_never_both_pinned_and_evicted() {
     });
 }
 
-/// A page may be pinned and unpinned while a thread owns it. When the owner releases the page, the
-/// number of pins must not change.
+/// While a thread owns a page, other threads may pin and unpin the page. When the owner releases
+/// the page, the number of pins must stay unchanged.
 #[test]
 fn a_pin_survives_an_owner_that_ignores_pins() {
     loom::model(|| {

@@ -1,6 +1,6 @@
 //! Bounce buffers: usring's memory for data on its way between the kernel and the program's swapped
-//! memory. They serve system calls that may wait for ever, because the program's pages cannot stay
-//! pinned for so long. A buffer's pages take up memory only once they are written to. So a receive
+//! memory. They serve system calls that may wait for ever: the program's pages cannot stay pinned
+//! for that time. A buffer's page takes up memory only after the first write to it. So a receive
 //! that still waits for data takes up address space, but no memory.
 
 use crate::mapping::{PAGE, offered_pages, private_pages, reserve, unmap};
@@ -9,8 +9,8 @@ use crate::{Errno, UserAddress, user_memory, width};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicUsize, Ordering};
 
-/// Least length of a bounce buffer, in bytes. Only bounce buffers of this length are kept for later
-/// use.
+/// Least length of a bounce buffer, in bytes. Bounce buffers of this length are kept after their
+/// use, and used again.
 const LEAST_LENGTH: usize = 64 << 10;
 
 /// Addresses of unused buffers of [`LEAST_LENGTH`] bytes; 0 in a free element.
@@ -20,8 +20,8 @@ static SPARE: [AtomicUsize; 16] = [const { AtomicUsize::new(0) }; 16];
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
     Filled,
-    /// The kernel reads the program's data from the bounce buffer, perhaps after the call has
-    /// returned.
+    /// The kernel reads the program's data from the bounce buffer, possibly even after the system
+    /// call has returned.
     Lingers,
     /// The kernel writes to the bounce buffer, and may fill only a part of it.
     Offered,
@@ -54,8 +54,8 @@ impl BounceBuffer {
         Ok(BounceBuffer { address, length, is_reusable })
     }
 
-    /// Returns one vector for each vector of `buffers`, with the same length. The returned vectors
-    /// lie one after the other in this bounce buffer.
+    /// Returns vectors in this bounce buffer, one after the other. Each has the length of a vector
+    /// of `buffers`.
     pub fn vectors_for(&self, buffers: &[IoVector]) -> Vec<IoVector> {
         let mut base = self.address as u64;
         let place = |buffer: &IoVector| {
@@ -72,7 +72,7 @@ impl BounceBuffer {
         unsafe { core::slice::from_raw_parts_mut(self.address as *mut u8, self.length) }
     }
 
-    /// Copies the program's data from the vectors `from` into the bounce buffer, up to the first
+    /// Copies the program's data from the vectors `from` into the bounce buffer. Stops at the first
     /// page that cannot be read. Returns the number of bytes copied.
     pub fn fill(&mut self, from: &[IoVector]) -> u64 {
         let mut offset = 0;
@@ -101,7 +101,7 @@ impl BounceBuffer {
     }
 }
 
-/// Copies the program's memory at `from` page by page, up to the first page that cannot be read.
+/// Copies the program's memory at `from` page by page. Stops at the first page that cannot be read.
 /// Returns the number of bytes copied.
 fn copy_pages(to: &mut [u8], from: u64) -> usize {
     let mut copied = 0;

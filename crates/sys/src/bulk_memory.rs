@@ -1,6 +1,6 @@
 //! Large memory that several processes map: the content of a RAM disk. usring only copies and
-//! zeroes it, and never interprets it. Several threads or processes may write the same bytes at the
-//! same time. The result is then any mixture of their data, as after concurrent writes to a disk.
+//! zeroes this content, and never interprets it. Several threads or processes may write to one byte
+//! at a time. The bytes then hold any mixture of their data, as after concurrent writes to a disk.
 //!
 //! No reference into the memory is ever made. All copies use the assembler routines of
 //! [`crate::user_memory`], in which a fault becomes `EFAULT`. Offsets come from usring, so an
@@ -26,7 +26,7 @@ impl BulkMemory {
     /// Maps the first `length` bytes of a file. The file has at least this length, and is never
     /// made shorter.
     ///
-    /// Errors: `ENOMEM` if there are not enough addresses; those of mmap(2).
+    /// Errors: `ENOMEM` if the process has too few free addresses; those of mmap(2).
     pub fn map(file: OwnedDescriptor, length: u64) -> Result<BulkMemory, Errno> {
         let length = usize::try_from(length).map_err(|_| Errno::ENOMEM)?;
         let address = mapping::map(length, linux::MAP_SHARED | linux::MAP_NORESERVE, Some((file.number(), 0)))?;
@@ -44,9 +44,9 @@ impl BulkMemory {
         (self.address + width::size(offset)) as *mut u8
     }
 
-    /// Prefetches bytes that are about to be copied. `bytes` is a range of positions relative to
-    /// `offset`. The processor translates their addresses and loads their cache lines in the
-    /// background.
+    /// Prefetches bytes that are about to be copied: the processor translates their addresses and
+    /// loads their cache lines in the background. `bytes` is a range of positions relative to
+    /// `offset`.
     #[inline]
     pub fn prefetch(&self, offset: u64, bytes: Range<u64>) {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
@@ -82,8 +82,8 @@ impl BulkMemory {
         unsafe { user_memory::zero_raw(at, width::size(length)) };
     }
 
-    /// Zeroes bytes by fallocate(2), which frees the pages that lie wholly in the range. May take
-    /// long.
+    /// Zeroes bytes by fallocate(2), which frees the pages that lie wholly in the range. This can
+    /// take a long time.
     ///
     /// Errors: those of fallocate(2).
     pub fn punch(&self, offset: u64, length: u64) -> Result<(), Errno> {

@@ -1,5 +1,5 @@
-//! A hook around the system calls that usring makes, for the recorder of `usring crash`. Without a
-//! hook, a call costs one load of a pointer more.
+//! A hook around the system calls that usring makes, for the recorder of `usring crash`. If no hook
+//! is set, each system call only loads a pointer more.
 
 use crate::SystemCall;
 use crate::set_once::SetOnce;

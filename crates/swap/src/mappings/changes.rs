@@ -9,7 +9,7 @@ use usring_sys::mapping::{PAGE, unmap};
 use usring_sys::mutex::Guard;
 use usring_sys::{Errno, UserAddress, user_memory};
 
-/// The owner of a part of the program's addresses, which maps memory there.
+/// The manager of a part of the program's addresses: the region, the kernel, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// The region: the part is mapped by the program, and paged.
@@ -74,16 +74,16 @@ impl Changes<'_> {
         self.mappings.region.set_in_use(self.mappings.offsets(range), in_use);
     }
 
-    /// Extends the used part of the region up to the address `end`, or up to the end of the last
-    /// mapping if that is higher. Errors: `ENOMEM`.
+    /// Extends the used part of the region up to `end`, or up to the end of the last mapping if
+    /// that address is higher. Errors: `ENOMEM`.
     fn extend_used_part(&self, end: usize) -> Result<(), Errno> {
         self.mappings.region.set_extent(end.max(self.space.end()) - self.mappings.region.as_ptr() as usize)
     }
 
     /// Makes the used part of the region end where the last mapping ends.
     fn set_extent(&self) {
-        // `extend_used_part` cannot fail here, because the region's used part was at least as large
-        // before.
+        // Only an extension can fail. This call extends nothing: the region's used part was at
+        // least as large before.
         let _ = self.extend_used_part(0);
     }
 
@@ -105,8 +105,8 @@ impl Changes<'_> {
     }
 
     /// Carries out munmap(2) of whole pages of the region, some of which may not be mapped. Errors:
-    /// those of the kernel, when it unmaps a part that was released to it. The released parts
-    /// before that part are then unmapped.
+    /// the kernel's, for a part that was released to the kernel. The parts before that part are
+    /// unmapped nevertheless.
     pub fn unmap(&mut self, range: &Range<usize>) -> Result<(), Errno> {
         self.drop_unpinned_parts();
         let range = self.part_in_region(range);
@@ -126,15 +126,15 @@ impl Changes<'_> {
         let idle = self.space.idle_units(part);
         self.set_in_use(&idle, false);
         if self.mappings.region.discard_shared(self.mappings.offsets(&idle)).is_err() {
-            // The discard has stopped at a pinned page. [`Changes::drop_unpinned_parts`] discards
-            // the whole part again later. For pages that were already discarded, the second discard
-            // has no effect.
+            // The discard has stopped at a pinned page. Later [`Changes::drop_unpinned_parts`]
+            // discards the whole part. For pages that are already discarded, the second discard has
+            // no effect.
             self.space.add(part, ExtentKind::Leaving);
         }
     }
 
-    /// Drops the content of the parts that the program unmapped while a system call had pinned
-    /// them. Leaves out parts that are still pinned.
+    /// Drops the content of parts that the program has unmapped while system calls had pinned them.
+    /// Leaves out parts that are still pinned.
     fn drop_unpinned_parts(&mut self) {
         for part in self.space.extents_of(ExtentKind::Leaving) {
             self.space.free(&part, ExtentKind::Leaving);
@@ -143,7 +143,7 @@ impl Changes<'_> {
     }
 
     /// Unmaps a part that was released to the kernel. The part's units return to the region, except
-    /// units that contain another mapping. Errors: the kernel's; the part then stays released.
+    /// units in which another mapping lies. Errors: the kernel's; the part then stays released.
     fn unmap_released(&mut self, part: &Range<usize>) -> Result<(), Errno> {
         self.space.free(part, ExtentKind::Unmanaged);
         let idle = self.space.idle_units(part);
@@ -176,8 +176,9 @@ impl Changes<'_> {
         Ok(())
     }
 
-    /// Notes that units were released to the kernel. Their mapped parts, and the ranges `more`,
-    /// stay mapped for the program. Unmaps all other pages of the units.
+    /// Records that units were released to the kernel. The program keeps their mapped parts and the
+    /// ranges `more`, which the kernel now manages. This function unmaps all other pages of the
+    /// units.
     fn note_release(&mut self, units: &Range<usize>, more: &[Range<usize>]) {
         for part in self.space.free(units, ExtentKind::Mapped) {
             self.space.add(&part, ExtentKind::Unmanaged);
@@ -187,16 +188,16 @@ impl Changes<'_> {
             self.space.add(part, ExtentKind::Unmanaged);
         }
         for hole in self.space.holes(units) {
-            // If the kernel does not unmap the hole, the hole's memory stays mapped although the
+            // The error is ignored: if the kernel does not unmap the hole, it stays mapped, and the
             // program does not use it.
             let _ = unmap(hole.start, hole.len());
         }
         self.set_extent();
     }
 
-    /// Releases a range to the kernel, and discards the range's content. `act` maps something else
-    /// at the range's addresses. Errors: `EBUSY` if a system call has pinned a page; the error of
-    /// `act`. If the function fails, the content is not discarded.
+    /// Replaces a range by other memory, which `act` maps at the range's addresses and the kernel
+    /// manages. Discards the range's content. Errors: `EBUSY` if a system call has pinned a page;
+    /// the error of `act`. After an error, the content is not discarded.
     pub fn replace<R>(&mut self, range: &Range<usize>, act: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
         self.drop_unpinned_parts();
         let within = self.part_in_region(range);
@@ -216,9 +217,9 @@ impl Changes<'_> {
     }
 
     /// Maps zeroed memory over a range, whatever is mapped there. First unmaps the parts of the
-    /// range that were released to the kernel. Returns `false` if one of the range's units
-    /// contains, outside the range, memory that was released to the kernel. The kernel then has to
-    /// map the range. Errors: `ENOMEM`, `EIO`; some content may be lost then.
+    /// range that were released to the kernel. Returns `false` if a unit at an end of the range
+    /// also has memory that was released to the kernel: the kernel then has to map the range.
+    /// Errors: `ENOMEM`, `EIO`; some content may be lost then.
     pub fn map_over(&mut self, range: &Range<usize>) -> Result<bool, Errno> {
         self.drop_unpinned_parts();
         self.extend_used_part(range.end)?;
@@ -236,7 +237,7 @@ impl Changes<'_> {
         self.mappings.zero(range).map(|()| true)
     }
 
-    /// Carries out mremap(2) of a paged range within the region. `may_move`: the call has
+    /// Carries out mremap(2) of a paged range within the region. `may_move`: whether the call has
     /// MREMAP_MAYMOVE. Returns the range's new start address. Errors, after which the range is
     /// unchanged: `ENOMEM` if there are no free addresses or no memory; `EFAULT` if a page cannot
     /// be read back.
@@ -249,8 +250,8 @@ impl Changes<'_> {
         if self.space.extend(old.end, length - old.len()) {
             let added = old.end..old.start + length;
             self.begin(&added)?;
-            // The rest of the unit at `old.end` may hold content of an earlier mapping. So zeroes
-            // are written to it.
+            // The unit that contains `old.end` may hold content of an earlier mapping after
+            // `old.end`. So zeroes are written there.
             let rest = old.end..self.mappings.unit_end(old.end).min(added.end);
             return write_zeroes(&rest).map(|()| old.start).inspect_err(|_| self.give_back(&added));
         }
@@ -276,8 +277,8 @@ impl Changes<'_> {
         if region.page_size() == PAGE {
             return region.move_pages(self.mappings.offsets(old), new - region.as_ptr() as usize);
         }
-        // The content is copied, not moved with its slots: the ranges may begin or end within a
-        // unit, if a unit is larger than a page.
+        // With units larger than a page, the ranges may begin or end within a unit. A slot holds a
+        // whole unit, so the content cannot be moved with its slots, and is copied.
         let mut bounce = alloc::vec![0; PAGE];
         for offset in (0..old.len()).step_by(PAGE) {
             user_memory::copy_in(&mut bounce, UserAddress((old.start + offset) as u64))?;
@@ -286,7 +287,8 @@ impl Changes<'_> {
         Ok(())
     }
 
-    /// Notes that the kernel has moved or unmapped the parts of a range that were released to it.
+    /// Records that the kernel has moved or unmapped those parts of a range that were released to
+    /// it.
     pub fn note_released_gone(&mut self, range: &Range<usize>) {
         let range = self.part_in_region(range);
         for part in self.space.parts(&range, ExtentKind::Unmanaged) {
@@ -297,7 +299,7 @@ impl Changes<'_> {
         self.set_extent();
     }
 
-    /// Notes that mremap(2) has extended a part that was released to the kernel into this range.
+    /// Records that mremap(2) has extended memory that was released to the kernel into this range.
     pub fn note_released_grown(&mut self, range: &Range<usize>) {
         for hole in self.space.holes(&self.part_in_region(range)) {
             self.space.add(&hole, ExtentKind::Unmanaged);

@@ -7,9 +7,8 @@
 //!   mapping. So no thread sees a page that is only partly filled.
 //! - The kernel may add a page of the file to the pager's mapping while it frees that page. It then
 //!   also removes the page's guard marker from the program's mapping. `usring_sys::paged_memory`
-//!   explains how the pager avoids such mappings when it reads. A test there shows how markers are
-//!   lost.
-//! - A forked child has a file of its own, because both processes would share the parent's. The
+//!   explains how the pager avoids this when it reads. A test there shows how markers are lost.
+//! - A forked child gets a file of its own: otherwise parent and child would share one file. The
 //!   parent copies the resident pages into the child's file. The resident pages are closed until
 //!   the fork, so that the child's memory is a snapshot of one moment. The exception is a page that
 //!   a system call of another thread has pinned.
@@ -28,8 +27,8 @@ struct Aliased {
     memory: Arc<PagedMemory>,
     guards: bool,
     /// Length in bytes of the first part of the memory, in which absent pages have guard markers.
-    /// The rest of the memory is mapped without access. Guard markers would need page tables for
-    /// the rest: one page for each 2 MiB.
+    /// The rest of the memory is mapped without access. If the rest had guard markers, they would
+    /// need page tables: one page for each 2 MiB.
     extent: AtomicUsize,
 }
 
@@ -59,8 +58,8 @@ impl Aliased {
         }
     }
 
-    /// Makes the resident pages of `parts` accessible. A forked child has just mapped these parts,
-    /// without access.
+    /// Makes the resident pages of `parts` accessible, in a forked child. The child has just mapped
+    /// these parts without access.
     fn show(&self, parts: &[Range<usize>], resident: &Resident) -> Result<(), Errno> {
         let extent = if self.guards { self.extent.load(Ordering::Relaxed) } else { 0 };
         for part in parts.iter().filter(|part| part.start < extent) {
@@ -79,8 +78,8 @@ impl Mechanism for Aliased {
         if !self.guards || length <= before {
             return Ok(());
         }
-        // The guard markers are set before access is allowed. So a touch always meets a marker or a
-        // mapping without access.
+        // The guard markers are set before the mapping becomes accessible. So a touch always meets
+        // a guard marker or a mapping without access.
         self.memory.guard(before, length - before)?;
         self.memory.set_permitted(before, length - before, true)?;
         self.extent.store(length, Ordering::Relaxed);
@@ -96,8 +95,8 @@ impl Mechanism for Aliased {
         self.open(offset, content.len())
     }
 
-    /// Makes absent pages accessible to the program. The memory file has a hole there, which reads
-    /// as zeroes.
+    /// Makes absent pages accessible to the program. They read as zeroes, because the memory file
+    /// has a hole there.
     fn fill_zero(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.open(offset, length)
     }
@@ -116,8 +115,8 @@ impl Mechanism for Aliased {
         if self.guards { self.memory.guard(offset, length) } else { self.memory.set_permitted(offset, length, false) }
     }
 
-    /// Adds the pages to the pager's own mapping. Otherwise the pager's read would fault, and the
-    /// fault could remove guard markers. `Protect` has no markers to lose.
+    /// Adds the pages to the pager's own mapping before the pager reads them. Otherwise the read
+    /// would fault, and the fault could remove guard markers. `Protect` has no markers to lose.
     fn prepare_reading(&self, offset: usize, length: usize) -> Result<(), Errno> {
         if self.guards { self.memory.prepare_reading(offset, length) } else { Ok(()) }
     }
@@ -126,8 +125,8 @@ impl Mechanism for Aliased {
         self.memory.discard(offset, length)
     }
 
-    /// Frees the memory of pages that were released to the kernel: punches a hole into the memory
-    /// file, which holds their content until then.
+    /// Frees the memory of pages that were released to the kernel. Until then the memory file holds
+    /// their content, so this function punches a hole into the file.
     fn leave(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.memory.discard(offset, length)
     }
@@ -157,8 +156,8 @@ impl Mechanism for Aliased {
         let Copied { file, resident } = copy.ok_or(Errno::EINVAL)?;
         let window = self.memory.inherit_file(file, parts)?;
         let memory = window.memory().clone();
-        // The region's memory is leaked. Dropping it would also unmap the addresses between the
-        // parts, which do not belong to the region.
+        // The region's memory is leaked. A drop would unmap the region's whole address range, with
+        // the addresses between the parts. Those addresses no longer belong to the region.
         core::mem::forget(memory.clone());
         let extent = AtomicUsize::new(self.extent.load(Ordering::Relaxed));
         let mechanism = Aliased { memory, guards: self.guards, extent };

@@ -28,7 +28,7 @@ pub fn prepare(kind: MechanismKind, length: usize, at: Option<usize>) -> Result<
 }
 
 impl Anonymous {
-    /// Registers the inherited memory for faults on missing pages, in a forked child.
+    /// Registers the inherited memory for faults on missing pages. Called in a forked child.
     fn take_over(&self, parts: &[Range<usize>]) -> Result<UserFault, Errno> {
         let fault = UserFault::open(FaultReport::Signal)?;
         for part in parts {
@@ -72,9 +72,8 @@ impl Mechanism for Anonymous {
         self.fault.protect(self.at(offset), length, true)
     }
 
-    /// Maps zeroes in place of pages that the program itself dropped. Otherwise this thread would
-    /// fault when it reads such a page. It would then wait for the page's owner, which is this
-    /// thread itself.
+    /// Maps zeroes in place of pages that the program itself dropped. If this thread read such a
+    /// page, it would fault. It would then wait for the page's owner, which is this thread itself.
     fn prepare_reading(&self, offset: usize, length: usize) -> Result<(), Errno> {
         let mut absent = self.memory.absent_pages(offset, length)?;
         while absent != 0 {
@@ -93,8 +92,8 @@ impl Mechanism for Anonymous {
     }
 
     fn set_inherited(&self, parts: &[Range<usize>], inherited: bool) -> Result<(), Errno> {
-        // With a pager thread, a child would need its own pager thread before its first touch of
-        // the region's memory.
+        // A region with a pager thread is not inherited. The child would need a pager thread of its
+        // own before its first touch of the region's memory.
         if self.events {
             return Err(Errno::EOPNOTSUPP);
         }
@@ -103,15 +102,14 @@ impl Mechanism for Anonymous {
         done.fold(Ok(()), Result::and)
     }
 
-    /// Registers the memory that the child got from the kernel. At a fork, the kernel copies the
-    /// pages but not their registration for faults. Without a registration, missing pages would
-    /// read as zeroes.
+    /// Registers for faults the memory that the kernel has copied to the child. The kernel does not
+    /// copy the registration. Without a registration, missing pages would read as zeroes.
     fn inherit(&self, parts: &[Range<usize>], _: Option<Copied>) -> Result<Prepared, Errno> {
         let fault = Arc::new(self.take_over(parts)?);
         let window = self.memory.inherit();
         let memory = window.memory().clone();
-        // The memory is leaked, so that its registration for faults stays. If no pager is made, a
-        // touch of a missing page must raise SIGBUS; it must not find zeroes.
+        // The memory is leaked, so that its registration for faults stays even if no pager is made.
+        // A touch of a missing page must then raise SIGBUS; it must not find zeroes.
         core::mem::forget((memory.clone(), fault.clone()));
         let mechanism = Box::new(Anonymous { memory, fault, events: false });
         Ok(Prepared { window, mechanism, events: None })

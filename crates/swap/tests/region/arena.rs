@@ -1,5 +1,5 @@
-//! Tests of the allocator `Arena` on a region. Blocks must not overlap, must keep their content
-//! when it is evicted, and must free their memory.
+//! Tests of the allocator `Arena` on a region. Blocks must not overlap. They must keep their
+//! content when their pages are evicted. After a block is freed, its memory must be free, too.
 
 use crate::common::{MIB, factor, mechanisms, region};
 use fastrand::Rng;
@@ -61,8 +61,8 @@ fn blocks_keep_their_contents_and_free_their_memory() {
         });
         let statistics = arena.region().statistics();
         assert!(statistics.evicted > 0, "{statistics:?}");
-        // The large blocks are freed. Only pages of small blocks still occupy slots or memory,
-        // because the arena does not discard these pages.
+        // The large blocks are freed. Only pages of small blocks still occupy slots or memory: the
+        // arena does not discard these pages.
         assert!(statistics.slots_taken + statistics.resident < 400, "{statistics:?}");
         let (large, _) = arena.allocate(arena.region().size() / 4, 1).expect("room for one large block");
         arena.free(large);

@@ -1,5 +1,5 @@
 //! Which backing stores a region accepts. A store must keep the data that is written to it, and
-//! have room for all of the region. It must hold no data that usring did not write.
+//! must be as large as the region. It must hold no data that usring did not write.
 
 use crate::common::{MIB, PAGE, region, word};
 use std::fs::File;
@@ -12,7 +12,7 @@ use usring_sys::Errno;
 
 const SIZE: usize = 2 * MIB;
 const LIMIT: usize = MIB;
-/// Size of a store with its header, in bytes.
+/// Size of a store in bytes: the size of the region and of the header.
 const ROOM: usize = SIZE + PAGE;
 
 struct Store(TempDir);
@@ -46,7 +46,7 @@ fn refused(backing: &str) -> Refusal {
     build(backing).err().unwrap_or_else(|| panic!("{backing} is accepted"))
 }
 
-/// Writes a number to each page of the region, and checks that each page still holds its number.
+/// Writes a number to each page of the region. Then checks that each page still holds its number.
 fn use_all(region: &SwapRegion) {
     for offset in (0..SIZE).step_by(PAGE) {
         word(region, offset).store(offset as u64 + 1, Ordering::Relaxed);
@@ -94,7 +94,7 @@ fn a_file_of_zeroes_is_accepted_and_later_recognised_by_its_header() {
     let left = std::fs::read(store.path()).unwrap();
     assert!(left.starts_with(b"usring swap store"), "no header");
     assert!(left[PAGE..].iter().any(|byte| *byte != 0), "nothing was swapped");
-    // A store with the pages of an earlier run is accepted, even if that run was killed.
+    // A store may hold the pages of an earlier run. It is accepted, even if that run was killed.
     use_all(&build(&store.text()).unwrap());
 }
 

@@ -1,4 +1,5 @@
-//! System calls on evicted pages, and on pages that the caller keeps resident.
+//! System calls whose memory lies in a region: on evicted pages, and on pages that the caller keeps
+//! resident.
 
 use crate::common::{MIB, PAGE, factor, mechanisms, region, word};
 use crate::switch;

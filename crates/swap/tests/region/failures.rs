@@ -1,5 +1,5 @@
 //! Failing devices, full stores, and programs that unmap, lock or protect parts of a region
-//! themselves. No content may be lost, and no page may show content that was not written to it.
+//! themselves. No content may be lost. No page may show content that was not written to that page.
 
 use crate::common::{MIB, PAGE, device, factor, is_child, mechanisms, region, run_child, word};
 use crate::switch;
@@ -103,8 +103,8 @@ fn an_unreadable_page_raises_sigbus_and_a_message_names_its_slot() {
         let region = builder.mechanism(mechanism).build().unwrap();
         number_pages(&region);
         switch.fails_reads.store(true, Ordering::Relaxed);
-        // Some of the pages read here are evicted. The device fails to read them, which raises
-        // SIGBUS.
+        // Some of the pages that this loop reads are evicted. The device fails to read them, and
+        // this raises SIGBUS.
         let sum: u64 = (0..64).map(|page| word(&region, page * region.page_size()).load(Ordering::Relaxed)).sum();
         panic!("read {sum} although some pages are unreadable");
     }
@@ -138,8 +138,8 @@ fn in_child(test: &str, work: fn(SwapRegion), check: fn(Mechanism, Output)) {
     }
 }
 
-/// A touch beyond the end of a truncated memory file raises SIGBUS, as does a touch for which the
-/// kernel has no memory.
+/// The region's memory file is made shorter. A touch beyond its new end raises SIGBUS. So does a
+/// touch for which the kernel has no memory.
 #[test]
 fn memory_that_the_kernel_refuses_raises_sigbus() {
     let cut_off = |region: SwapRegion| {
@@ -180,8 +180,8 @@ fn a_write_to_pages_that_the_program_protected_raises_sigsegv() {
     };
     let test = "failures::a_write_to_pages_that_the_program_protected_raises_sigsegv";
     in_child(test, protect, |mechanism, output| {
-        // The mechanism `mprotect` cannot distinguish the page protection that the program set from
-        // its own.
+        // The mechanism `mprotect` itself changes the protection of pages. It cannot recognise the
+        // protection that the program has set.
         if mechanism != Mechanism::Protect {
             let said = String::from_utf8_lossy(&output.stderr);
             assert_eq!(output.status.signal(), Some(libc::SIGSEGV), "{mechanism}: {:?} {said}", output.status);
@@ -192,8 +192,8 @@ fn a_write_to_pages_that_the_program_protected_raises_sigsegv() {
 #[test]
 fn mlockall_by_the_program_loses_no_page() {
     let lock = |region: SwapRegion| {
-        // SAFETY: the call passes no memory and changes no content. It fails if pages are evicted,
-        // but it then still locks the resident pages.
+        // SAFETY: the call passes no memory and changes no content. The call fails if pages are
+        // evicted, but it locks the resident pages nevertheless.
         unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE) };
         check_pages(&region);
         number_pages(&region);
@@ -205,8 +205,8 @@ fn mlockall_by_the_program_loses_no_page() {
     });
 }
 
-/// The pager does not see that the program drops a page by madvise(2). It notices the missing page
-/// when a thread, perhaps the evictor, next reads the page.
+/// The program drops a page by madvise(2), and the pager does not see this. The pager notices it
+/// when a thread next reads the page. This thread may be the evictor.
 #[test]
 fn madv_dontneed_by_the_program_loses_no_other_page() {
     let throw_away = |region: SwapRegion| {
@@ -220,8 +220,8 @@ fn madv_dontneed_by_the_program_loses_no_other_page() {
                     unsafe { libc::madvise(region.as_ptr().add(page * unit).cast(), unit, libc::MADV_DONTNEED) };
                 assert_eq!(answer, 0);
             }
-            // MADV_DONTNEED makes a resident page hold 0. A page that was evicted before that call
-            // still has its content.
+            // If a page was resident when the test called MADV_DONTNEED, it now holds 0. If it was
+            // evicted before, it still has its content.
             for page in 0..pages {
                 let found = word(&region, page * unit).load(Ordering::Relaxed);
                 assert!([0, 1, page as u64 + 1].contains(&found), "page {page} holds {found}");

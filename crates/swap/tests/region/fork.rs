@@ -1,6 +1,6 @@
-//! Regions and fork(2). A child that touches its parent's region gets SIGBUS and a message on
-//! standard error. The child may have regions of its own, and other memory at the address of the
-//! parent's region.
+//! Regions and fork(2). If a child touches its parent's region, it gets SIGBUS, and usring writes a
+//! message to standard error. The child may have regions of its own. It may also have other memory
+//! at the address of the parent's region.
 
 use crate::common::{MIB, factor, is_child, mechanisms, region, run_child, word};
 use crate::process::churn;
@@ -14,8 +14,8 @@ use std::sync::atomic::Ordering;
 /// Runs `work` in a forked child. Returns the child's exit status and its standard error.
 fn fork(work: impl FnOnce()) -> (ExitStatus, String) {
     let (mut reader, writer) = std::io::pipe().unwrap();
-    // SAFETY: the child needs no lock of another thread: it only touches memory, or its test runs
-    // alone in its process.
+    // SAFETY: the child needs no lock that another thread could hold. It only touches memory, or
+    // the test runs alone in its process.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {

@@ -1,6 +1,6 @@
 //! Stores that are too small for the region, or that refuse all writes. A page that cannot be
-//! written to the store stays resident. Access to such a page costs no more than access to other
-//! memory.
+//! written to the store stays resident. An access to such a page is not slower than an access to
+//! other memory.
 
 use crate::common::{device, factor, is_child, mechanisms, run_child, word};
 use crate::switch;
@@ -13,8 +13,7 @@ use usring_swap::{Builder, Mechanism, SwapRegion};
 const LEAST_LIMIT: usize = 64;
 
 /// Pages by which the peak may exceed a low limit, in addition to the pages for which the store has
-/// no room. They are the chunk by which the limit is raised, and the pages that the evictor has
-/// taken.
+/// no room: one chunk (by which the limit is raised), and the pages that the evictor has taken.
 const SLACK: u64 = 3 * LEAST_LIMIT as u64;
 
 /// Runs `work` once for each mechanism, in a new process.
@@ -33,8 +32,8 @@ fn in_child(test: &str, work: fn(Mechanism)) {
     }
 }
 
-/// Returns a builder of a region whose store may be smaller than the region. `Builder::backing`
-/// would refuse such a store.
+/// Returns a builder of a region whose store may be smaller than the region. With
+/// `Builder::backing`, the region would refuse such a store.
 fn small(size: usize, limit: usize, store: &str) -> Builder {
     SwapRegion::builder().size(size).limit(limit).device(device(store).0)
 }
@@ -113,8 +112,8 @@ fn read_at_once(region: &SwapRegion, offset: usize) -> [u64; 2] {
     }
 }
 
-/// One instruction needs two pages at the same time. With a full store, a page gets room only after
-/// another page was evicted. The evicted page may be the other page of the instruction.
+/// The instruction needs two pages in memory together. With a full store, a page gets room only
+/// after another page was evicted. That page could always be the other page of the instruction.
 #[test]
 fn an_instruction_gets_both_of_its_pages_with_a_full_store() {
     in_child("an_instruction_gets_both_of_its_pages_with_a_full_store", |mechanism| {

@@ -1,5 +1,5 @@
-//! Threads increment counters all over a region that is larger than its limit. If a sum is too
-//! small, an update was lost.
+//! Threads increment counters all over a region that is larger than its limit. At the end, the sum
+//! of the counters shows whether an increment was lost.
 
 use crate::common::{MIB, PAGE, device, factor, mechanisms, region, word};
 use crate::switch;
@@ -8,12 +8,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use usring_device::PollPolicy;
 use usring_swap::{Access, SwapRegion};
 
-/// Bytes of the region for each counter. This is the smallest block size of a device, so the loss
-/// of any block changes the sum.
+/// Bytes of the region for each counter. Devices have no smaller blocks, so the loss of any block
+/// changes the sum.
 const PART: usize = 512;
 
-/// Returns the counter in the given part of the region. The counter's offset differs from part to
-/// part.
+/// Returns the counter in the part of the region with this number. The offset of the counter in its
+/// part differs from part to part.
 fn counter(region: &SwapRegion, part: usize) -> &AtomicU64 {
     word(region, part * PART + part * 8 % PART)
 }
@@ -95,7 +95,7 @@ fn no_increment_is_lost_when_the_poll_policy_changes() {
 }
 
 /// In a new region, one thread often evicts a cluster while another thread pages in a neighbouring
-/// cluster. In a region that was used for long, that is much rarer.
+/// cluster. In a region that was used for a long time, this is much rarer.
 #[test]
 fn no_increment_is_lost_in_short_lived_regions() {
     for mechanism in mechanisms().into_iter().filter(|mechanism| factor(*mechanism) == 1) {

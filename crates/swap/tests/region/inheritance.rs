@@ -1,5 +1,5 @@
-//! Tests of forks in which a step that concerns swapped memory fails: the evictor does not stop in
-//! time, or madvise(2) does not keep the memory from the child.
+//! Tests of forks that fail to freeze swapped memory, or to keep it from a child. The evictor does
+//! not stop in time, or madvise(2) does not keep the memory from the child.
 
 use crate::common::{MIB, PAGE};
 use crate::mappings::{LIMIT, check, in_child, numbered, word};
@@ -13,8 +13,8 @@ use usring_sys::Errno;
 /// One second in nanoseconds.
 const ONE_SECOND: u64 = 1_000_000_000;
 
-/// Touches so many pages that the evictor starts, but so few that this thread evicts none itself.
-/// Returns the addresses of these pages.
+/// Touches enough pages to make the evictor start. They are too few for this thread to evict a page
+/// itself. Returns the addresses of these pages.
 fn set_evictor_to_work(mappings: &Mappings) -> Range<usize> {
     let start = mappings.change().map(LIMIT).unwrap();
     let touched = start..start + LIMIT - LIMIT / 40;
@@ -26,8 +26,8 @@ fn set_evictor_to_work(mappings: &Mappings) -> Range<usize> {
 fn a_fork_does_not_wait_for_a_stalled_device() {
     in_child("inheritance::a_fork_does_not_wait_for_a_stalled_device", |mappings, switch| {
         if mappings.region().page_size() != PAGE {
-            // The mechanism `mprotect` has large units, so the region has few of them. A thread
-            // that needs room evicts a unit itself, and the evictor never runs.
+            // With the mechanism `mprotect`, units are large, so the region has few of them. A
+            // thread that needs room then evicts a unit itself, and the evictor never runs.
             return;
         }
         let mappings: &'static Mappings = Box::leak(Box::new(mappings));
@@ -77,8 +77,8 @@ fn deny_keeping_from_children() {
     }
 }
 
-/// Forks a child that runs `begin`. Returns how many pages of `range` are mapped in the child: all
-/// of them, or 0.
+/// Forks a child that runs `begin`. Returns how many pages of `range` are mapped in the child
+/// afterwards: all of them, or 0.
 fn pages_of_child(range: &Range<usize>, begin: impl FnOnce()) -> usize {
     let (start, length) = (range.start as *mut libc::c_void, range.len());
     // SAFETY: the forked child only makes system calls and exits, so it needs no lock of another
@@ -114,8 +114,8 @@ fn a_child_that_does_not_inherit_drops_memory_that_fork_copied() {
         deny_keeping_from_children();
         drop(mappings.freeze(60 * ONE_SECOND).unwrap());
         if mappings.region().mechanism() != Mechanism::UserFault {
-            // The mechanism is `guard` or `mprotect`, which map a file. A child never inherits this
-            // mapping.
+            // The mechanism is `guard` or `mprotect`. Both map a file, and a child never inherits
+            // this mapping.
             assert!(pages_of_child(&few, || {}) == 0 && mappings.without_pager(true).is_none());
             return check(&range, 0);
         }

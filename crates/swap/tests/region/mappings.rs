@@ -13,8 +13,8 @@ use usring_sys::Errno;
 
 pub const LIMIT: usize = 8 * MIB;
 
-/// Runs `work` once for each mechanism, in a new process. `work` also gets a `Switch`, by which it
-/// makes the region's device fail.
+/// Runs `work` once for each mechanism, in a new process. By the `Switch`, `work` can make the
+/// region's device fail.
 pub fn in_child(test: &str, work: fn(Mappings, Arc<Switch>)) {
     if is_child() {
         // SAFETY: the call passes no memory. The alarm ends a test that hangs.
@@ -52,8 +52,9 @@ fn number(range: &Range<usize>, more: u64) {
     range.clone().step_by(PAGE).for_each(|page| word(page).store((page as u64 ^ 0x5555) + more, Ordering::Relaxed));
 }
 
-/// Checks that each page of `range` holds the number that [`numbered`] wrote to the page `away`
-/// bytes after it.
+/// Checks the numbers that [`numbered`] wrote to the pages of a range, after their content has
+/// moved to `range`. `away`: how many bytes lie from a page of `range` to the page where its
+/// content was.
 #[track_caller]
 pub fn check(range: &Range<usize>, away: usize) {
     for page in range.clone().step_by(PAGE) {
@@ -88,12 +89,12 @@ fn addresses_released_to_the_kernel_are_reusable_once_unmapped() {
     });
 }
 
-/// Makes as many mappings as the kernel allows the process, and then unmaps `but` of them.
+/// Makes mappings until the kernel allows the process no more. Then unmaps `but` of them.
 fn use_up_mappings(but: usize) {
     let mut made = Vec::new();
     loop {
-        // The protection alternates from page to page. Otherwise the kernel would merge adjacent
-        // mappings.
+        // Adjacent pages get different protections. Otherwise the kernel would merge their mappings
+        // into one.
         let protection = if made.len() % 2 == 0 { libc::PROT_READ } else { libc::PROT_NONE };
         // SAFETY: the kernel chooses a free address, so no existing memory changes.
         let page = unsafe {
@@ -179,8 +180,8 @@ fn a_remapped_range_keeps_its_contents() {
         mappings.pin(&pin, Access::Write, PinLimit::HalfOfMemory, |_| {}).unwrap();
         let by_memory = mappings.region().page_size() > PAGE;
         switch.fails_reads.store(by_memory, Ordering::Relaxed);
-        // If a unit is one page of the kernel, evicted pages move without being read. So it does
-        // not matter that the device fails reads.
+        // If a unit is one page of the kernel, evicted pages are not read when they move. So the
+        // move succeeds although the device fails reads.
         let failed = mappings.change().remap(&range, 24 * MIB, true);
         switch.fails_reads.store(false, Ordering::Relaxed);
         let start = match failed {
@@ -199,7 +200,7 @@ fn a_remapped_range_keeps_its_contents() {
         check(&neighbour, 0);
         let statistics = mappings.region().statistics();
         assert!(statistics.resident <= statistics.limit && statistics.over_limit == 0, "{statistics:?}");
-        // The next change of the mappings frees the pages of the old range that were pinned.
+        // Some pages of the old range were pinned. The next change of the mappings frees them.
         assert_eq!(mappings.change().map(range.len()), Some(range.start));
         assert!(range.clone().step_by(PAGE).all(|page| word(page).load(Ordering::Relaxed) == 0));
     });
@@ -209,7 +210,8 @@ fn a_remapped_range_keeps_its_contents() {
 fn moved_pages_keep_their_contents_beside_evictions() {
     in_child("mappings::moved_pages_keep_their_contents_beside_evictions", |mappings, _| {
         let others = numbered(&mappings, LIMIT + 2 * MIB);
-        // Pages move between two holes in different clusters. Pages around the holes are in use.
+        // Pages move between two holes in different clusters. The pages around each hole are in
+        // use.
         let unit = mappings.region().page_size();
         let holes = [others.start + unit, others.start + 2 * MIB.max(32 * unit) + 4 * unit];
         holes.iter().for_each(|hole| mappings.change().unmap(&(*hole..hole + 2 * unit)).unwrap());
@@ -267,8 +269,8 @@ fn no_increment_is_lost_while_pages_go_to_the_kernel_and_back() {
             });
             let mut random = Rng::with_seed(9);
             for round in 0..80 {
-                // Releases to the kernel some pages of `range`, in which other threads increment
-                // words. Then releases, unmaps and remaps a part of `others`.
+                // Other threads increment words in `range`. This thread releases some pages of
+                // `range` to the kernel. Then it releases, unmaps and remaps a part of `others`.
                 let given = range.start + random.usize(..range.len() / PAGE - 40) * PAGE;
                 mappings.change().release_to_kernel(&(given..given + (1 + random.usize(..40)) * PAGE)).unwrap();
                 let unit = mappings.region().page_size();

@@ -17,7 +17,7 @@ fn processor_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Polling threads must yield to each other, so that all wait for their pages at the same time. If
+/// Polling threads must yield to each other, so that they wait for their pages concurrently. If
 /// they waited one after the other, they would spin for the sum of all latencies.
 #[test]
 fn polling_threads_on_one_processor_wait_for_their_pages_concurrently() {
@@ -50,9 +50,9 @@ fn polling_threads_on_one_processor_wait_for_their_pages_concurrently() {
     assert!(used < alone / 2, "{used:?} of a processor for {faults} pages, which take {alone:?}");
 }
 
-/// If the polling thread yielded for each page, it would wait for a time slice of the computing
-/// thread each time, and all pages would be late. Other processes may also make pages late. So only
-/// the attempt with the fewest late pages counts: less than a quarter of its pages may be late.
+/// If the polling thread yielded for each page, it would wait each time for a time slice of the
+/// computing thread, and all pages would be late. Other processes may also make pages late. So only
+/// the best of several attempts counts. Less than a quarter of its pages may be late.
 #[test]
 fn a_polling_thread_yields_only_rarely_to_a_computing_thread() {
     const SHORT: Duration = Duration::from_micros(50);

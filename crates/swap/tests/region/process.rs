@@ -63,9 +63,9 @@ fn become_nobody() -> std::io::Result<()> {
     Ok(())
 }
 
-/// Copies the test binary to a folder where any user may execute it. The kernel executes no file
-/// that a process has open for writing. If this process wrote the copy, a child that another test
-/// starts at that moment could inherit the open file. So cp(1) writes the copy.
+/// Copies the test binary to a folder where any user may execute it. cp(1) writes the copy. If this
+/// process wrote it, a child that another test starts at that moment could inherit the open file.
+/// The kernel executes no file that a process has open for writing.
 fn binary_for_everybody() -> (tempfile::TempDir, std::path::PathBuf) {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
@@ -109,12 +109,12 @@ fn the_best_mechanism_is_chosen_for_user_nobody_and_under_dockers_rules() {
     child_as_nobody(name, true);
 }
 
-/// Bytes of memory that the process may need beyond the region's limit: for each page its word and
-/// its page-table entry, queues, stacks, and the test binary itself.
+/// Bytes of memory that the process may need beyond the region's limit. They are for a word and a
+/// page-table entry for each page, for queues, stacks, and the test binary itself.
 const SLACK: usize = 4 * MIB;
 
-/// A memory control group. `new` makes a group that may use a given number of bytes. It returns
-/// `None` if no group can be made.
+/// A memory control group. `new` makes a group with a limit on its memory in bytes. `None`: the
+/// system does not allow this process to make a group.
 struct Group(std::path::PathBuf);
 
 impl Group {

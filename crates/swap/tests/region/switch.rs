@@ -1,4 +1,4 @@
-//! A device of which a test can make reads or writes fail or wait, from any moment on.
+//! A device whose reads or writes a test can make fail or wait, from any moment on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -76,9 +76,9 @@ impl Driver for Switched {
         Ok(Box::new(SwitchedQueue { switch: self.switch.clone(), inner: self.inner.open_queue(options)? }))
     }
 
-    /// Allows regions on this device to be inherited by a forked child. The child gets its own copy
-    /// of the RAM device's content. So the answer `true` suits only tests whose children read
-    /// nothing from the device.
+    /// Makes a forked child inherit regions on this device. The child gets its own copy of the RAM
+    /// device's content. So `true` is right only for tests whose children read nothing from the
+    /// device.
     fn keep_after_fork(&self, _: &mut dyn FnMut(i32)) -> bool {
         true
     }
