@@ -16,7 +16,8 @@ pub struct CallHook {
 
 static HOOK: SetOnce<CallHook> = SetOnce::new();
 
-/// Passes all later system calls of usring to `hook`, except those by [`SystemCall::run_unhooked`].
+/// Passes all further system calls of usring to `hook`, except those by
+/// [`SystemCall::run_unhooked`].
 pub fn set(hook: &'static CallHook) {
     HOOK.set(hook);
 }

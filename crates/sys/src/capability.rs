@@ -28,7 +28,7 @@ pub fn get() -> Result<Sets, Errno> {
 
 /// Sets the calling thread's capability sets.
 ///
-/// Errors: `EPERM` if the thread may not have one of the capabilities.
+/// Errors: `EPERM` if the kernel does not permit the thread one of the capabilities.
 pub fn set(sets: &Sets) -> Result<(), Errno> {
     let header = [VERSION, 0];
     let arguments = [&raw const header as u64, &raw const *sets as u64, 0, 0, 0];
@@ -46,8 +46,8 @@ pub fn limit(most: &Sets) -> Result<(), Errno> {
     if is_less { set(&sets) } else { Ok(()) }
 }
 
-/// Reduces the calling thread's capabilities to those that `most` has. A capability that remains is
-/// effective exactly if it is effective in `most`.
+/// Removes from the calling thread all capabilities that `most` lacks. A capability that remains is
+/// effective afterwards if it is effective in `most`, and otherwise not.
 pub fn follow(most: &Sets) -> Result<(), Errno> {
     let own = get()?;
     let mut sets = own;
@@ -58,15 +58,15 @@ pub fn follow(most: &Sets) -> Result<(), Errno> {
     if sets == own { Ok(()) } else { self::set(&sets) }
 }
 
-/// Gives up the capabilities of the calling thread that are not effective. A capability that is not
-/// effective permits no system call, but the thread could make it effective.
+/// Gives up the calling thread's capabilities that are not effective. Such a capability permits no
+/// system call as it is, but the thread could make it effective.
 pub fn keep_effective_only() -> Result<(), Errno> {
     let [low, high] = get()?;
     limit(&[[low[0], low[0], 0], [high[0], high[0], 0]])
 }
 
-/// Gives up all capabilities of the calling thread but CAP_SETUID and CAP_SETGID. A thread of
-/// usring needs these two to make the same change when the program changes its user and groups.
+/// Gives up all capabilities of the calling thread but CAP_SETUID and CAP_SETGID. When the program
+/// changes its user and groups, a thread of usring needs these two to make this change, too.
 pub fn keep_identity_only() -> Result<(), Errno> {
     let kept = 1 << CAP_SETUID | 1 << CAP_SETGID;
     limit(&[[kept, kept, 0], [0; 3]])

@@ -1,7 +1,8 @@
-//! Reads clocks by system calls, not through the vDSO. While the engine runs, the instruction
-//! pointer must lie in usring's own text: then usring's signal handler defers a signal until the
-//! engine has returned. The vDSO is used only if a filter of the program denies the system call.
-//! Signals are blocked during such a call.
+//! Reads clocks by system calls, not through the vDSO. While the engine runs, usring's signal
+//! handler has to defer each signal until the engine has returned. The handler recognises the
+//! engine by the instruction pointer, which lies in usring's own text, and not in the vDSO. The
+//! vDSO is used only if a filter of the program denies the system call. Signals are blocked during
+//! such a call.
 
 use crate::{Errno, SystemCall, thread};
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -66,9 +67,9 @@ fn read_by_vdso(clock: u32, time: &mut Timespec) {
     if reader.is_null() {
         return;
     }
-    // In the vDSO the instruction pointer is outside usring's text, so a signal handler would not
-    // recognise the engine and would not defer the signal. So signals are blocked until the
-    // function returns.
+    // In the vDSO the instruction pointer is outside usring's text. usring's signal handler would
+    // not recognise the engine there, and would not defer the signal. So signals are blocked until
+    // the vDSO's function returns.
     let signals = thread::close_signals();
     // SAFETY: a non-null `VDSO` was stored by `set_vdso`, whose caller guaranteed a `Reader` that
     // can be called here.
@@ -76,8 +77,8 @@ fn read_by_vdso(clock: u32, time: &mut Timespec) {
     drop(signals);
 }
 
-/// Converts a timespec to nanoseconds; saturates. A `tv_nsec` of 10⁹ or more is accepted, as
-/// io_uring accepts it. Errors: `EINVAL` if a field is negative.
+/// Converts a timespec to nanoseconds. A sum that is too large becomes the maximum. A `tv_nsec` of
+/// 10⁹ or more is accepted, as io_uring accepts it. Errors: `EINVAL` if a field is negative.
 pub fn nanoseconds(time: Timespec) -> Result<Nanoseconds, Errno> {
     if time.tv_sec < 0 || time.tv_nsec < 0 {
         return Err(Errno::EINVAL);
@@ -85,8 +86,8 @@ pub fn nanoseconds(time: Timespec) -> Result<Nanoseconds, Errno> {
     Ok(time.tv_sec.cast_unsigned().saturating_mul(1_000_000_000).saturating_add(time.tv_nsec.cast_unsigned()))
 }
 
-/// Converts the time limit of a system call to nanoseconds. A negative limit, which is over at
-/// once, becomes 0.
+/// Converts the time limit of a system call to nanoseconds. A negative limit becomes 0: its time is
+/// over at once.
 pub fn limit(time: Timespec) -> Nanoseconds {
     let span = time.tv_sec.saturating_mul(1_000_000_000).saturating_add(time.tv_nsec);
     u64::try_from(span).unwrap_or(0)

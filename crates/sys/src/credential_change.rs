@@ -1,13 +1,14 @@
 //! The shared words by which threads agree on a change of credentials. A program's thread calls
-//! setuid(2) or the like, and usring's own threads then make the same call. [`crate::credentials`]
+//! setuid(2) or the like, and usring's own threads then make this call, too. [`crate::credentials`]
 //! makes the calls; the loom models check this file.
 //!
 //! - [`Generations`] counts changes that have begun and that have ended. The number of ended
-//!   changes is the generation of the credentials. If `ended` was n before clone(2), and the new
-//!   thread reads n from `begun`, the thread has the credentials of generation n.
+//!   changes is the generation of the credentials. A thread that starts another thread reads n from
+//!   `ended` before clone(2). If the new thread then reads n from `begun`, it has the credentials
+//!   of generation n.
 //! - [`Order`] is the call that the service threads (threads of usring) have to make.
 //! - [`Follower`] is the answer of one service thread: which order it has carried out.
-//! - [`Origin`] says from where a new thread has its credentials.
+//! - [`Origin`] records from where a new thread has its credentials.
 //!
 //! ```text
 //! thread that changes       service thread (creator)       new thread
@@ -48,25 +49,25 @@ impl Generations {
         }
     }
 
-    /// Notes that a thread of the program is about to change its credentials.
+    /// Records that a thread of the program is about to change its credentials.
     pub fn begin(&self) {
         self.begun.fetch_add(1, Edge::Change.release());
     }
 
-    /// Notes that a change has ended: the program's thread and all service threads have made it.
+    /// Records that a change has ended: the program's thread and all service threads have made it.
     pub fn end(&self) {
         self.ended.fetch_add(1, Edge::Change.release());
     }
 
-    /// Returns the number of changes that have ended: the generation of the threads' credentials,
-    /// unless a change is under way.
+    /// Returns the number of changes that have ended. If no change is under way, this is the
+    /// generation of the threads' credentials.
     #[inline(always)]
     pub fn ended(&self) -> u32 {
         self.ended.load(Edge::Change.acquire())
     }
 
-    /// Discards a change of credentials that has begun and not ended. A forked child calls this,
-    /// because the changing thread does not exist in it.
+    /// Discards a change of credentials that has begun and not ended. A forked child calls this
+    /// function, because the thread that began the change does not exist in the child.
     pub fn forget_unfinished(&self) {
         self.begun.store(self.ended.load(Ordering::Relaxed), Ordering::Relaxed);
     }
@@ -80,15 +81,15 @@ impl Generations {
     }
 }
 
-/// Source of a new thread's credentials, from which the thread determines their generation (the
-/// number of changes of credentials so far).
+/// Where a new thread has its credentials from. The thread uses this to determine the generation of
+/// its credentials (the number of changes of credentials so far).
 #[derive(Clone, Copy, Debug)]
 pub enum Origin {
     /// The number of changes of credentials that had ended before clone(2). The new thread has
     /// credentials of this generation, unless a change begins before the thread starts.
     Seen(u32),
     /// The creator keeps the credentials that it started with, as a worker does. The new thread has
-    /// the creator's generation; `None` if that is not known.
+    /// the creator's generation. `None` if the creator's generation is not known.
     Inherited(Option<u32>),
 }
 
@@ -138,17 +139,17 @@ impl Order {
         sequence.wrapping_add(2)
     }
 
-    /// Makes `sequence` even again if a thread was writing an order. A forked child calls this,
-    /// because the writing thread does not exist in it.
+    /// Makes `sequence` even again if a thread was writing an order. A forked child calls this
+    /// function, because the writing thread does not exist in the child.
     pub fn forget_unfinished(&self) {
         let sequence = self.sequence.load(Ordering::Relaxed);
         self.sequence.store(sequence.wrapping_add(sequence % 2), Ordering::Relaxed);
     }
 
     /// Returns the newest order and its number. `made` is the number of the last order that the
-    /// caller has carried out. Returns `None` if no order is newer, or if a thread is writing one,
-    /// so that the caller never mixes the words of two orders. The writer signals the caller again
-    /// later.
+    /// caller has carried out. Returns `None` if no order is newer. Also returns `None` if a thread
+    /// is writing an order, because the caller must not mix the words of two orders. The writer
+    /// then signals the caller again.
     pub fn take(&self, made: u32) -> Option<(u32, [u64; ORDER_WORDS])> {
         let sequence = self.sequence.load(Edge::Change.acquire());
         if sequence == made || sequence % 2 == 1 {
@@ -186,11 +187,11 @@ impl Follower {
     }
 
     /// Returns the generation of the credentials of the calling thread, which has just started. If
-    /// the generation is known, records that the thread has carried out all orders so far: their
-    /// effect is inherited.
+    /// the generation is known, records that the thread has carried out all orders so far: it has
+    /// inherited their effect from its creator.
     pub fn begin(&self, origin: Origin, generations: &Generations, order: &Order) -> Option<u32> {
-        // `last` is read before the generation. If a change begins after this read, the thread
-        // still has to carry out the order of that change.
+        // `last` is read before the generation. If a change begins after this read of `last`, the
+        // thread does not count its order as carried out, and still has to carry it out.
         let last = order.last();
         let generation = match origin {
             Origin::Seen(seen) => generations.of_newborn(seen),

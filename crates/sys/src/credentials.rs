@@ -3,8 +3,8 @@
 //!
 //! Linux keeps credentials per thread, and clone(2) copies them to the new thread. [`change`] makes
 //! such a call for a thread of the program, and makes the service threads (threads of usring)
-//! repeat it. So a program that has given up its user or its capabilities has no thread left that
-//! holds them. If the program has other threads, their credentials may then differ
+//! repeat it. So if a program gives up its user or its capabilities, no thread of usring keeps
+//! them. If the program has several threads, their credentials may differ after such a call
 //! ([`may_differ`]).
 //!
 //! Neighbours: `credential_change` has the shared words of the protocol; `own_threads` lists the
@@ -15,7 +15,7 @@
 //! - The lock of a change (`CHANGE_LOCK`) is only held inside a signal handler that blocks every
 //!   signal.
 //! - If a service thread is late with a change, or fails, the threads' credentials count as
-//!   different. No request is then carried out with that thread's credentials.
+//!   different. No request is then carried out with that service thread's credentials.
 
 use crate::capability::{self, Sets};
 use crate::clock::{Clock, Nanoseconds};
@@ -33,8 +33,8 @@ use core::cell::Cell;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use linux_raw_sys::general as linux;
 
-/// Replaces the futex in a build of the loom models, whose atomics have another type. No model runs
-/// this file.
+/// Replaces the futex when the loom models are built, because loom's atomics have another type. No
+/// model runs this file.
 #[cfg(loom)]
 mod futex {
     use super::{AtomicU32, Errno, Nanoseconds};
@@ -50,9 +50,8 @@ mod futex {
 
 const LANDLOCK_RESTRICT_SELF: u32 = linux::__NR_landlock_restrict_self;
 
-/// Numbers of the system calls that change the rights of the calling thread alone. The list omits
-/// chroot(2) and similar calls, because all threads share their effect (CLONE_FS), usring's threads
-/// too.
+/// Numbers of the system calls that change only the calling thread's rights. chroot(2) and similar
+/// calls are not in the list: all threads, usring's too, share their effect (CLONE_FS).
 pub const CALLS: [u32; 13] = [
     linux::__NR_setuid,
     linux::__NR_setgid,
@@ -91,12 +90,13 @@ static CHANGE_LOCK: AtomicU32 = AtomicU32::new(0);
 /// futex: the thread that gave the order sleeps on it until the service threads have answered.
 static ANSWERS: AtomicU32 = AtomicU32::new(0);
 
-/// The last generation (number of changes so far) in which all threads had the same credentials.
-/// Valid while their credentials differ.
+/// The last generation (number of changes so far) in which all threads had equal credentials. Valid
+/// only while the threads' credentials differ.
 static LAST_ALIKE: AtomicU32 = AtomicU32::new(0);
 
-/// Number of changes by each thread after which the threads' credentials differed, indexed by
-/// thread id modulo the length. If two threads share an entry, the number is too high for each.
+/// For each thread, the number of its changes after which the threads' credentials differed. The
+/// index is the thread id modulo the length. If two threads share an entry, the number is too high
+/// for each.
 static CHANGES_BY_THREAD: [AtomicU32; 4096] = [const { AtomicU32::new(0) }; 4096];
 
 /// The functions to call before and after each change of credentials; null before [`set_observer`].
@@ -105,13 +105,13 @@ static OBSERVER: AtomicPtr<Observer> = AtomicPtr::new(core::ptr::null_mut());
 /// Whether every change of credentials by a thread of the program goes through [`change`].
 static ALL_CHANGES_PASS_HERE: AtomicBool = AtomicBool::new(false);
 
-/// Notes that from now on every change of credentials by a thread of the program goes through
+/// Records that from now on every change of credentials by a thread of the program goes through
 /// [`change`].
 pub fn note_all_changes_pass_here() {
     ALL_CHANGES_PASS_HERE.store(true, Ordering::Relaxed);
 }
 
-/// Returns whether all threads of the program are known to have the same credentials.
+/// Returns whether it is known that all threads of the program have equal credentials.
 pub fn are_alike() -> bool {
     ALL_CHANGES_PASS_HERE.load(Ordering::Relaxed) && !may_differ()
 }
@@ -119,9 +119,9 @@ pub fn are_alike() -> bool {
 /// Functions that are called before and after each change of credentials, in a signal handler.
 #[derive(Debug)]
 pub struct Observer {
-    /// Called before a change. The argument is `true` if two things hold: after this change the
-    /// threads' credentials differ for the first time, and threads of usring may keep the earlier
-    /// credentials.
+    /// Called before a change. The argument is `true` under two conditions. First, this change is
+    /// the one after which the threads' credentials differ. Second, threads of usring are allowed
+    /// to keep the earlier credentials.
     pub before: fn(bool),
     pub after: fn(),
 }
@@ -153,19 +153,19 @@ pub(crate) fn shared_words() -> (&'static Generations, &'static Order) {
     (&GENERATIONS, &ORDER)
 }
 
-/// Returns the last generation in which all threads had the same credentials. Valid while their
-/// credentials differ.
+/// Returns the last generation in which all threads had equal credentials. Valid only while the
+/// threads' credentials differ.
 pub fn last_alike() -> u32 {
     LAST_ALIKE.load(Ordering::Acquire)
 }
 
-/// Returns the generation of the credentials that the calling thread, a thread of usring, started
-/// with. `None` if a change was under way at its start.
+/// Returns the generation of the credentials with which the calling thread, a thread of usring,
+/// started. `None` if a change was under way at its start.
 pub fn generation_of_birth() -> Option<u32> {
     own_threads::current().and_then(Slot::generation)
 }
 
-/// Returns whether the calling thread has the credentials that all threads of the program share.
+/// Returns whether the calling thread has the credentials that all threads of the program have.
 /// Valid only while [`may_differ`] returns `false`.
 pub fn has_common() -> bool {
     let generation = generation();
@@ -176,8 +176,8 @@ pub fn has_common() -> bool {
     own_threads::current().filter(is_of_spawn).is_none_or(|slot| slot.generation() == Some(generation))
 }
 
-/// Returns the number of times that a thread has changed its credentials so that they differ from
-/// those of other threads. The number may be too high, because threads can share a counter.
+/// Returns how often a thread has changed its credentials so that they differed from those of other
+/// threads. The number may be too high, because several threads can share a counter.
 pub fn changes_of(thread: u32) -> u32 {
     changes_word(thread).load(Ordering::Acquire)
 }
@@ -189,9 +189,9 @@ fn changes_word(thread: u32) -> &'static AtomicU32 {
 /// Whether a thread of a forked child has changed its credentials before [`forget_after_fork`] ran.
 static CHANGED_EARLY: AtomicBool = AtomicBool::new(false);
 
-/// Resets this file's state in a forked child, which has no thread of usring. The threads'
-/// credentials then count as different only if a thread has called [`change_early`] and the child
-/// has another thread.
+/// Resets this file's state in a forked child, which has no thread of usring. If a thread has
+/// called [`change_early`] and the child has another thread, the threads' credentials then count as
+/// different. Otherwise they count as equal.
 pub fn forget_after_fork() {
     let differ = CHANGED_EARLY.swap(false, Ordering::Relaxed) && !is_only_thread();
     LAST_ALIKE.store(u32::MAX, Ordering::Relaxed);
@@ -201,7 +201,7 @@ pub fn forget_after_fork() {
         unusual::clear(Unusual::Credentials)
     }
     CHANGE_LOCK.store(0, Ordering::Relaxed);
-    // A thread of the parent may have been changing its credentials at the fork. That thread does
+    // At the fork, a thread of the parent may have been changing its credentials. That thread does
     // not exist in the child.
     GENERATIONS.forget_unfinished();
     ORDER.forget_unfinished();
@@ -248,15 +248,15 @@ pub fn change(number: u32, arguments: [u64; 3]) -> u64 {
     answer
 }
 
-/// Returns whether threads of usring may keep the credentials that the calling thread gives up by
-/// the call `number`. Returns `false` if the calling thread has effective capabilities, or if the
-/// call restricts it by Landlock. In both cases no thread may be left that holds the old rights.
+/// Returns whether threads of usring are allowed to keep the credentials that the calling thread
+/// gives up by the call `number`. They are not if the calling thread has effective capabilities, or
+/// if the call restricts it by Landlock. In both cases no thread may keep the old rights.
 fn may_be_kept(number: u32) -> bool {
     let has_none = |[low, high]: Sets| low[0] == 0 && high[0] == 0;
     number != linux::__NR_landlock_restrict_self && capability::get().is_ok_and(has_none)
 }
 
-/// Notes that the credentials of the calling thread differ from those of other threads from now on.
+/// Records that from now on the calling thread's credentials differ from those of other threads.
 fn note_difference(generation_before: u32) {
     changes_word(thread_id()).fetch_add(1, Ordering::Release);
     if !may_differ() {
@@ -279,8 +279,8 @@ fn is_only_thread() -> bool {
     SystemCall::new(linux::__NR_unshare, [u64::from(linux::CLONE_THREAD), 0, 0, 0, 0]).run_once().is_ok()
 }
 
-/// The /proc/self/task directory is read at most this many times. It is read again while it lists a
-/// thread that usring may just be starting, or that may be about to end.
+/// Maximum number of times that the /proc/self/task directory is read. It is read again if it lists
+/// a thread that may be a thread of usring which is just starting or about to end.
 const MOST_READS: u32 = 20;
 
 /// Returns whether the caller is the program's only thread. `false` also if that cannot be
@@ -290,7 +290,7 @@ fn is_programs_only_thread() -> bool {
 }
 
 /// Calls `find` until its answer is certain, but at most [`MOST_READS`] times, with pauses. Returns
-/// whether the last answer was that there is no other thread.
+/// `true` only if the last answer was that there is no other thread.
 fn is_only_thread_by(find: impl Fn() -> Result<OtherThread, Errno>) -> bool {
     for _ in 0..MOST_READS {
         match find() {
@@ -327,12 +327,12 @@ fn other_thread() -> Result<OtherThread, Errno> {
     Ok(found.get())
 }
 
-/// Arguments for the service threads, in place of the caller's pointers. They are made from the
-/// credentials that the calling thread has after its call. The caller's memory is not read again,
-/// because another thread of the program could change it.
+/// Arguments with which the service threads repeat the call, in place of the caller's pointers.
+/// They are made from the credentials that the calling thread has after its call. The caller's
+/// memory is not read again, because another thread of the program could change it.
 struct CopiedArguments {
     arguments: [u64; 3],
-    /// For setgroups(2): address and length of pages of usring that hold the list of groups.
+    /// For setgroups(2): address and length of the pages in which usring holds the list of groups.
     pages: Option<(usize, usize)>,
 }
 
@@ -373,14 +373,14 @@ impl Drop for CopiedArguments {
     }
 }
 
-/// Makes the service threads repeat a call, and waits for their answers. Returns whether each of
-/// them now has the calling thread's credentials.
+/// Makes the service threads repeat a call, and waits for their answers. Returns whether each
+/// service thread now has the calling thread's credentials.
 fn have_followed(number: u32, arguments: [u64; 3]) -> bool {
     let end = Clock::Monotonic.now() + ANSWER_TIMEOUT_NS;
     while CHANGE_LOCK.swap(1, Ordering::Acquire) != 0 {
         if Clock::Monotonic.now() > end {
-            // Another change of credentials has held `CHANGE_LOCK` for `ANSWER_TIMEOUT_NS`. That
-            // change waits for a service thread that is stuck in the kernel.
+            // Another change of credentials has held `CHANGE_LOCK` for `ANSWER_TIMEOUT_NS`. It is
+            // waiting for a service thread that is stuck in the kernel.
             return false;
         }
         let _ = futex::wait(&CHANGE_LOCK, 1, Some(CHECK_INTERVAL_NS));
@@ -390,8 +390,8 @@ fn have_followed(number: u32, arguments: [u64; 3]) -> bool {
         let order = ORDER.publish([u64::from(number), a, b, c, secure_bits()]);
         let all_came = wait_for_followers(order, end);
         if !all_came {
-            // A service thread that is late may still read the pages with the list of groups, so
-            // usring never frees these pages.
+            // The list of groups lies in pages that a late service thread may still read. So usring
+            // never frees these pages.
             core::mem::forget(copied);
         }
         all_came && are_followers_like(order, state())
@@ -402,7 +402,7 @@ fn have_followed(number: u32, arguments: [u64; 3]) -> bool {
 }
 
 /// Signals the service threads until each has carried out the order `order`, or until the time
-/// `end`. Returns whether each service thread has carried it out.
+/// `end`. Returns whether each service thread has carried out the order.
 fn wait_for_followers(order: u32, end: Nanoseconds) -> bool {
     let lags = |slot: &&Slot| slot.following().is_some() && slot.follower.state_after(order).is_none();
     loop {
@@ -430,8 +430,9 @@ fn are_followers_like(order: u32, caller: u64) -> bool {
     })
 }
 
-/// Repeats the system call that the last [`Order`] names, if the calling thread is a service thread
-/// and has not done so yet. Called in a signal handler, for a SIGSYS that usring sent.
+/// Repeats the system call that the last [`Order`] names. Does nothing if the calling thread is no
+/// service thread, or has repeated the call before. Called in a signal handler, for a SIGSYS that
+/// usring sent.
 pub fn follow() {
     if ORDER.last() == 0 {
         return;
@@ -447,8 +448,8 @@ pub fn follow() {
         syscall::check(change_alone(number, [a, b, c])).is_err()
     };
     // The service thread's answer is normally the hash of its credentials, which shows whether the
-    // call had its effect. The hash does not cover Landlock and the groups of setgroups(2). For
-    // these two calls the kernel's answer decides.
+    // call had its effect. The hash does not cover Landlock and the groups of setgroups(2). So for
+    // these two calls the kernel's answer decides, and the inverted hash reports a failure.
     let has_failed = matches!(number, LANDLOCK_RESTRICT_SELF | linux::__NR_setgroups) && refused;
     slot.follower.answer(order, if has_failed { !state() } else { state() });
     ANSWERS.fetch_add(1, Ordering::Release);
@@ -462,8 +463,8 @@ const PR_SET_SECUREBITS: u64 = 28;
 /// `SECBIT_KEEP_CAPS`.
 const KEEP_CAPABILITIES: u64 = 1 << 4;
 
-/// Returns the calling thread's securebits, which decide how a change of user affects capabilities.
-/// usring does not trap prctl(2), by which a program sets them.
+/// Returns the calling thread's securebits. They decide how a change of the user affects
+/// capabilities. A program sets them by prctl(2), which usring does not trap.
 fn secure_bits() -> u64 {
     SystemCall::new(linux::__NR_prctl, [PR_GET_SECUREBITS, 0, 0, 0, 0]).run_once().unwrap_or(0)
 }
@@ -479,12 +480,12 @@ fn assume_secure_bits(wanted: u64) {
     }
 }
 
-/// Mask of the upper half of a [`state`], the hash of users and groups. A service thread with
-/// reduced capabilities has only this half in common with the program.
+/// Mask of the upper half of the result of [`state`]: the hash of users and groups. If a service
+/// thread has reduced capabilities, it has only this half in common with the program.
 const IDENTITY: u64 = u64::MAX << 32;
 
-/// Returns two hashes of 32 bits: of the calling thread's users and groups in the upper half, of
-/// its capabilities in the lower half.
+/// Returns two hashes of 32 bits. The upper half of the result is the hash of the calling thread's
+/// users and groups. The lower half is the hash of its capabilities.
 fn state() -> u64 {
     let mut identity = [0u32; 8];
     let [a, b, c, d, e, f, ..] = &mut identity;
@@ -492,8 +493,8 @@ fn state() -> u64 {
     let groups = [&raw mut *d as u64, &raw mut *e as u64, &raw mut *f as u64, 0, 0];
     let _ = SystemCall::new(linux::__NR_getresuid, users).run_once();
     let _ = SystemCall::new(linux::__NR_getresgid, groups).run_once();
-    // setfsuid(2) and setfsgid(2) return the id that was in force. −1 is no valid id, so these
-    // calls change nothing.
+    // setfsuid(2) and setfsgid(2) return the id that was in force before the call. −1 is no valid
+    // id, so these calls only read the id.
     let current = |number| SystemCall::new(number, [u64::from(u32::MAX), 0, 0, 0, 0]).run_once().unwrap_or(0);
     (identity[6], identity[7]) = (width::low(current(linux::__NR_setfsuid)), width::low(current(linux::__NR_setfsgid)));
     let capabilities = capability::get().unwrap_or_default();
@@ -534,7 +535,8 @@ mod tests {
     fn another_thread_of_the_program_is_recognised_at_once() {
         let (end, ended) = std::sync::mpsc::channel::<()>();
         let other = std::thread::spawn(move || ended.recv().is_err());
-        // Another test may just be starting a thread of usring. Nothing is certain at that moment.
+        // Another test may be starting a thread of usring. At that moment the answer is not
+        // certain, so it is asked for again.
         assert!((0..1000).any(|_| other_thread() == Ok(OtherThread::Certain)));
         drop(end);
         assert!(other.join().unwrap());

@@ -1,14 +1,14 @@
 //! Passes open files between related processes: a process and its forked descendants, which share a
-//! table of process numbers ([`crate::process_number`]). A process *deposits* files. Each of the
-//! others may take duplicates of them, also after the depositing process has ended.
+//! table of process numbers ([`crate::process_number`]). A process *deposits* files. Each other
+//! process can take duplicates of these files, even after the depositing process has ended.
 //!
 //! The files lie in the queue of a pair of Unix sockets, which all these processes inherit. The
 //! kernel keeps the files of a message open until the message is received. A process that takes a
 //! deposit only peeks at the messages (MSG_PEEK), so they stay in the queue.
 //!
 //! - A deposit has a [`Key`], which no later deposit has again, and up to [`MOST_PARTS`] messages.
-//! - [`put`] appends. [`keep_only`] removes the earlier deposits of the same object (in usring, a
-//!   ring) and kind.
+//! - [`put`] appends a deposit. A deposit belongs to an object (in usring, a ring) and has a kind.
+//!   [`keep_only`] removes the earlier deposits of an object and kind.
 //! - A message can only be removed at the front of the queue. So each message before it first moves
 //!   to the end: it is sent again, and then received. If a process dies between these two steps,
 //!   the queue has two copies of that message, and [`take`] ignores the second.
@@ -34,13 +34,14 @@ const MSG_DONTWAIT: u64 = 0x40;
 const FILES_OF_PART: usize = 250;
 /// Number of words that describe each file.
 pub const WORDS_OF_FILE: usize = 2;
-/// Number of words at the start of a message, before the words of its files: see [`Head`].
+/// Number of words at the start of a message, in front of the words that describe its files: see
+/// [`Head`].
 const HEAD: usize = 8;
 const MESSAGE: usize = HEAD + WORDS_OF_FILE * FILES_OF_PART;
 /// Maximum number of messages of a deposit.
 pub const MOST_PARTS: usize = 64;
-/// Wanted capacity of the queue of deposits, in bytes (SO_SNDBUF). The kernel grants less if
-/// `net.core.wmem_max` is less.
+/// Capacity that usring requests for the queue of deposits, in bytes (SO_SNDBUF). If
+/// `net.core.wmem_max` is less, the kernel grants less.
 const QUEUE_BYTES: u32 = 1 << 20;
 
 /// Name of a deposit (a set of files that related processes may take).
@@ -143,7 +144,7 @@ fn send(queue: &QueueLock, words: &[u64], files: &[i32]) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_sendmsg, arguments).run().map(drop)
 }
 
-/// Treatment of a message by a call that receives it.
+/// How a call that receives a message treats the message and its files.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
     /// Leaves the message in the queue, and takes duplicates of its files.
@@ -179,19 +180,20 @@ fn receive(queue: &QueueLock, mode: Mode) -> Option<Message> {
     Some(Message { words, files: control.received(header.control_length) })
 }
 
-/// Sets the queue's peek offset to the first message. Each peek then moves the offset to the next
-/// message.
+/// Sets the queue's peek offset to the first message. After that, each peek moves the offset to the
+/// next message.
 fn rewind(queue: &QueueLock) {
     set_option(queue.receiver(), SO_PEEK_OFF, 0);
 }
 
-/// Makes later peeks and removals take the first message of the queue.
+/// Stops the movement of the peek offset. Later peeks and removals all take the first message of
+/// the queue.
 fn stay_at_first(queue: &QueueLock) {
     set_option(queue.receiver(), SO_PEEK_OFF, u32::MAX);
 }
 
 /// Deposits files, so that related processes can take duplicates of them. `words` are stored for
-/// the deposit as a whole. The files stay open in this process.
+/// the deposit as a whole. The files also stay open in this process.
 ///
 /// Errors: `EAGAIN` if the queue is full; `ETOOMANYREFS` if the user has too many files in flight
 /// (RLIMIT_NOFILE); `EMFILE` for too many files; `ENXIO` without a queue.
@@ -221,7 +223,7 @@ fn put_in(queue: &QueueLock, key: Key, words: [u64; 2], items: &[DepositedFile])
 }
 
 /// Makes duplicates of the files of the deposit `key`, at descriptor numbers that are private to
-/// usring. Returns `None` if no deposit has this key, or a message of the deposit is missing.
+/// usring. Returns `None` if no deposit has this key, or if a message of the deposit is missing.
 ///
 /// Errors: `EMFILE`; `ENXIO` without a queue.
 pub fn take(key: Key) -> Result<Option<Contents>, Errno> {
@@ -287,8 +289,8 @@ fn remove(queue: &QueueLock, is_stale: impl Fn(&Head) -> bool) {
         if !is_stale(head) {
             let Some(Message { words, files }) = receive(queue, Mode::Peek) else { return };
             let files: Vec<i32> = files.iter().map(OwnedDescriptor::number).collect();
-            // If the queue is full, the stale messages stay in it. The next call of this function
-            // removes them.
+            // The message cannot be moved to the end if the queue is full. Then the stale messages
+            // stay in the queue, and the next call of this function removes them.
             if files.len() != head.files as usize || send(queue, &words, &files).is_err() {
                 return;
             }

@@ -52,22 +52,35 @@ impl Drop for OwnedDescriptor {
     }
 }
 
-/// The private descriptors that forked children keep open, as set by [`keep_after_fork`]. Each
-/// number is stored plus one, so that 0 means none.
+/// The private descriptors that forked children keep open, as set by [`keep_after_fork`]. An entry
+/// is the descriptor number plus one; 0 in an unused entry.
 static KEPT_AFTER_FORK: [AtomicI32; MOST_KEPT_AFTER_FORK] = [const { AtomicI32::new(0) }; MOST_KEPT_AFTER_FORK];
 pub const MOST_KEPT_AFTER_FORK: usize = 8;
 
 /// Sets the private descriptors that each child forked from now on keeps open. Returns `false` if
-/// `numbers` has more than [`MOST_KEPT_AFTER_FORK`] elements; then children keep only the first
-/// ones. No two threads may call this function at the same time.
+/// `numbers` has more than [`MOST_KEPT_AFTER_FORK`] elements. Then children keep only the first of
+/// these descriptors open. Only one thread at a time may call this function.
 pub fn keep_after_fork(numbers: &[i32]) -> bool {
     let numbers_and_none = numbers.iter().map(|number| number + 1).chain(core::iter::repeat(0));
     KEPT_AFTER_FORK.iter().zip(numbers_and_none).for_each(|(place, number)| place.store(number, Ordering::Relaxed));
     numbers.len() <= MOST_KEPT_AFTER_FORK
 }
 
-/// Closes the private duplicates that a forked child inherited, because they would keep the
-/// parent's files open. Descriptors of [`keep_after_fork`] and [`keep_in_children`] stay open.
+/// The private descriptors that all descendants of this process keep open ([`keep_in_children`]).
+/// An entry is the descriptor number plus one; 0 in an unused entry.
+static KEPT_IN_CHILDREN: [AtomicI32; MOST_KEPT_IN_CHILDREN] = [const { AtomicI32::new(0) }; MOST_KEPT_IN_CHILDREN];
+const MOST_KEPT_IN_CHILDREN: usize = 64;
+
+/// Makes all descendants of this process keep a private descriptor open. The descriptor must never
+/// be closed. Returns `false` if there are too many such descriptors.
+pub fn keep_in_children(number: i32) -> bool {
+    KEPT_IN_CHILDREN
+        .iter()
+        .any(|place| place.compare_exchange(0, number + 1, Ordering::Relaxed, Ordering::Relaxed).is_ok())
+}
+
+/// Closes the private duplicates that a forked child inherited: they would keep the parent's files
+/// open. Leaves the descriptors of [`keep_after_fork`] and [`keep_in_children`] open.
 pub fn close_private_after_fork() {
     own_numbers::close_after_fork(|number| {
         KEPT_AFTER_FORK.iter().any(|kept| kept.load(Ordering::Relaxed) == number + 1)
@@ -99,8 +112,8 @@ pub fn duplicate_private(number: i32) -> Result<OwnedDescriptor, Errno> {
     own_numbers::duplicate(number, None)
 }
 
-/// Parked duplicates: they may not be closed yet, because close(2) would drop record locks of the
-/// program. See [`release`].
+/// Parked duplicates. usring needs them no more, but keeps them open for now, because close(2)
+/// would drop record locks of the program. See [`release`].
 static PARKED: PerProcess<Mutex<Vec<OwnedDescriptor>>> = PerProcess::new();
 static PARKED_COUNT: AtomicUsize = AtomicUsize::new(0);
 
@@ -109,8 +122,8 @@ static PARKED_COUNT: AtomicUsize = AtomicUsize::new(0);
 static PARKED_HOOK: SetOnce<fn()> = SetOnce::new();
 
 /// Sets the function that is called when a duplicate is parked (kept open for the program's record
-/// locks). After such a call, the module that set the function calls [`close_unlocked`] from time
-/// to time until no duplicate is parked.
+/// locks). The module that sets the function then has to call [`close_unlocked`] from time to time,
+/// until no duplicate is parked.
 pub fn set_parked_hook(hook: &'static fn()) {
     PARKED_HOOK.set(hook);
 }
@@ -135,10 +148,10 @@ fn parked() -> &'static Mutex<Vec<OwnedDescriptor>> {
 
 /// Releases a private duplicate of a file that may have record locks.
 ///
-/// close(2) of any descriptor of a file drops every POSIX record lock that the process holds on the
-/// file (fcntl(2), "Advisory record locking"). The program must keep its locks. So while any
-/// process holds such a lock on the file, the duplicate is parked: it stays open, and serves the
-/// next request for this file.
+/// If a process closes any descriptor of a file, it loses all its POSIX record locks on the file
+/// (fcntl(2), "Advisory record locking"). The program must keep its locks. So while any process
+/// holds such a lock on the file, the duplicate is parked: it stays open, and serves the next
+/// request for this file.
 fn release(duplicate: OwnedDescriptor) {
     if !has_parked() && !is_locked(duplicate.number()) {
         return;
@@ -153,8 +166,9 @@ fn release(duplicate: OwnedDescriptor) {
 }
 
 /// Owner of a duplicated descriptor that only usring uses. Closing the descriptor would release the
-/// program's record locks on the file (fcntl(2)). So while any process holds such a lock, dropping
-/// the owner keeps the descriptor open (parks it). The default value has no descriptor.
+/// program's record locks on the file (fcntl(2)). So if any process holds such a lock when the
+/// owner is dropped, the descriptor stays open for now (is parked). The default value has no
+/// descriptor.
 #[derive(Debug, Default)]
 pub struct HeldDescriptor {
     duplicate: Option<OwnedDescriptor>,
@@ -172,7 +186,7 @@ impl HeldDescriptor {
         self.duplicate.as_ref().map_or(-1, OwnedDescriptor::number)
     }
 
-    /// Notes that the file is of a kind that takes no record locks
+    /// Records that the file is of a kind that takes no record locks
     /// ([`FileIdentity::is_never_locked`]).
     pub fn assume_never_locked(&mut self) {
         self.never_locked = true;
@@ -202,8 +216,8 @@ pub fn hold(number: i32) -> Result<HeldDescriptor, Errno> {
     hold_at(number, None)
 }
 
-/// Returns a private duplicate of a file, at the file's preferred number if that is free. The
-/// preferred number is computed from `number`, so it is the same each time.
+/// Returns a private duplicate of a file, at the preferred number if that number is free. The
+/// preferred number depends only on `number`.
 pub fn duplicate_at_preferred(number: i32) -> Result<HeldDescriptor, Errno> {
     hold_at(number, Some(own_numbers::preferred(number)))
 }
@@ -223,9 +237,9 @@ fn hold_at(number: i32, wish: Option<i32>) -> Result<HeldDescriptor, Errno> {
 /// Value of `l_type` for a write lock (F_WRLCK).
 pub(crate) const WRITE_LOCK: i16 = width::short(linux::F_WRLCK as u64).cast_signed();
 
-/// Returns whether any process has a record lock on the file. Asks for a lock of the open file
-/// description (F_OFD_GETLK): such a lock conflicts with every record lock, even with this
-/// process's own record locks.
+/// Returns whether any process has a record lock on the file. F_OFD_GETLK asks for locks that
+/// conflict with a lock of an open file description. Every record lock conflicts with it, even one
+/// of this process.
 fn is_locked(number: i32) -> bool {
     let mut lock = linux::flock { l_type: WRITE_LOCK, l_whence: 0, l_start: 0, l_len: 0, l_pid: 0 };
     let command = u64::from(linux::F_OFD_GETLK);
@@ -260,8 +274,8 @@ pub fn duplicate_eventfd(number: i32) -> Result<OwnedDescriptor, Errno> {
     if link[0] == 0 || link.starts_with(b"anon_inode:[eventfd]") { Ok(duplicate) } else { Err(Errno::EINVAL) }
 }
 
-/// Returns the first 32 bytes of the target of a descriptor's link in /proc; all zero without
-/// /proc.
+/// Returns the first 32 bytes of the target of a descriptor's link in /proc. Returns only zeroes if
+/// /proc is missing.
 pub(crate) fn link_of(number: i32) -> [u8; 32] {
     let mut path = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0";
     let mut digits = [0u8; 10];
@@ -339,8 +353,8 @@ impl FileIdentity {
         !matches!(kind, linux::S_IFREG | linux::S_IFDIR | linux::S_IFBLK)
     }
 
-    /// Returns whether files of this kind never have record locks: sockets, pipes and anonymous
-    /// inodes (whose mode has no kind).
+    /// Returns whether files of this kind never have record locks. Such files are sockets, pipes
+    /// and anonymous inodes (whose mode has no kind).
     pub fn is_never_locked(&self) -> bool {
         matches!(self.mode & linux::S_IFMT, linux::S_IFSOCK | linux::S_IFIFO | 0)
     }
@@ -363,14 +377,15 @@ impl FileIdentity {
     }
 }
 
-/// Returns whether two numbers refer to one open file description. `false` if that is not known.
+/// Returns whether two descriptor numbers refer to one open file description. `false` if that is
+/// not known.
 pub fn is_same_file(one: i32, other: i32) -> bool {
     same_file(one, other) == Some(true)
 }
 
 /// Returns whether `number` refers to the open file description to which `other` refers in another
-/// process, by kcmp(2). `false` if that is not known, because a sandbox denies kcmp(2) or this
-/// process may not inspect the other.
+/// process. `false` if that is not known: kcmp(2) decides, and a sandbox can deny it, or this
+/// process has no right to inspect the other process.
 pub fn is_file_of(process: u32, other: i32, number: i32) -> bool {
     let own = SystemCall::new(linux::__NR_getpid, [0; 5]).run().unwrap_or(0);
     let arguments = [own, process.into(), KCMP_FILE, width::word(number), width::word(other)];
@@ -380,16 +395,16 @@ pub fn is_file_of(process: u32, other: i32, number: i32) -> bool {
 /// The type of comparison of kcmp(2) for open file descriptions.
 const KCMP_FILE: u64 = 0;
 
-/// Returns whether two numbers refer to one open file description. Uses fcntl(F_DUPFD_QUERY) from
-/// Linux 6.10 on, and kcmp(2) before. If a sandbox denies both, inode and status flags decide.
-/// Anonymous inodes (eventfds, timers) all share one inode. For two of them with equal flags the
-/// answer is then not known: `None`.
+/// Returns whether two descriptor numbers refer to one open file description. Uses
+/// fcntl(F_DUPFD_QUERY) from Linux 6.10 on, and kcmp(2) before. If a sandbox denies both, inode and
+/// status flags decide. Anonymous inodes (eventfds, timers) all share one inode. For two of them
+/// with equal flags the answer is then not known: `None`.
 pub fn same_file(one: i32, other: i32) -> Option<bool> {
     if one == other {
         return Some(true);
     }
     let arguments = [width::word(one), u64::from(linux::F_DUPFD_QUERY), width::word(other), 0, 0];
-    // Valgrind warns about each fcntl that it does not know.
+    // Valgrind does not know this command of fcntl(2), and would print a warning.
     if !valgrind::is_there()
         && let Ok(same) = SystemCall::new(linux::__NR_fcntl, arguments).run()
     {

@@ -61,7 +61,7 @@ impl Epoll {
         self.control(linux::EPOLL_CTL_DEL, number, &Event::default())
     }
 
-    /// Returns whether the set has no descriptors, by /proc. The kernel removes a descriptor's file
+    /// Returns whether the set has no descriptors, as /proc shows it. The kernel removes a file
     /// from the set when the file's last descriptor in all processes is closed. `None`: not known.
     pub fn is_empty(&self) -> Option<bool> {
         let path = CString::new(format!("/proc/self/fdinfo/{}", self.number())).ok()?;
@@ -76,9 +76,9 @@ impl Epoll {
         Some(!text[..length].windows(4).any(|label| label == b"tfd:"))
     }
 
-    /// Fills `events` with ready events and returns their number. Waits until there is one, for
-    /// `most` milliseconds at most, or without a limit if `most` is `None`. For usring's own
-    /// threads, which no signal interrupts.
+    /// Waits until the set has ready events, fills `events` with them, and returns their number.
+    /// Waits for at most `most` milliseconds, or without a limit if `most` is `None`. For usring's
+    /// own threads, which no signal interrupts.
     pub fn wait(&self, events: &mut [Event], most: Option<u16>) -> Result<usize, Errno> {
         self.collect(events, most.map_or(-1, i32::from))
     }
@@ -93,8 +93,8 @@ impl Epoll {
             [width::word(self.number()), events.as_mut_ptr() as u64, events.len() as u64, width::word(timeout_ms)];
         let [set, address, count, time] = arguments;
         let mut answer = SystemCall::with_six(linux::__NR_epoll_pwait, [set, address, count, time, 0, 8]).run();
-        // A filter of the program may deny epoll_pwait(2). Without a mask epoll_wait(2) does the
-        // same.
+        // A filter of the program may deny epoll_pwait(2). epoll_wait(2) serves as well, because
+        // there is no signal mask.
         if matches!(answer, Err(Errno::EPERM | Errno::ENOSYS)) {
             answer = SystemCall::new(linux::__NR_epoll_wait, [set, address, count, time, 0]).run();
         }
@@ -102,8 +102,8 @@ impl Epoll {
     }
 }
 
-/// Returns whether a descriptor can be polled at all. For a device, only an attempt to add it by
-/// epoll_ctl(2) shows this.
+/// Returns whether a descriptor can be polled at all, by an attempt to add it to an epoll set. For
+/// a device there is no other way to determine this.
 pub fn can_be_polled(number: i32) -> bool {
     Epoll::new().and_then(|set| set.add(number, 0, 0)) != Err(Errno::EPERM)
 }
@@ -114,9 +114,9 @@ pub fn poll_now(number: i32, events: u32) -> Result<u32, Errno> {
     poll(number, events, 0)
 }
 
-/// Returns whether the descriptor `set` is an epoll set to which the descriptor `number` was added,
-/// and `number` still refers to the same file. If kcmp(2) is denied, the answer is true for any
-/// epoll set.
+/// Returns whether `set` is an epoll set to which the descriptor `number` was added. `number` must
+/// still refer to the file that was added. If kcmp(2) is denied, the answer is `true` for any epoll
+/// set.
 pub fn holds(set: i32, number: i32) -> bool {
     const KCMP_EPOLL_TFD: u64 = 7;
     let slot: [i32; 3] = [set, number, 0];
@@ -131,8 +131,8 @@ pub fn holds(set: i32, number: i32) -> bool {
     }
 }
 
-/// Sleeps until a descriptor is readable. Signals do not end the sleep, so this function also
-/// serves for waits that are uninterruptible in Linux.
+/// Sleeps until a descriptor is readable. Signals do not end the sleep. So this function also
+/// serves for waits that no signal interrupts in Linux.
 pub fn wait_readable(number: i32) -> Result<(), Errno> {
     poll(number, IN, -1).map(drop)
 }
@@ -156,13 +156,13 @@ impl PollDescriptor {
         SystemCall::new(linux::__NR_poll, [&raw mut *self as u64, 1, width::word(timeout_ms), 0, 0])
     }
 
-    /// Returns the events that poll(2) reported: requested ones, error and hang-up.
+    /// Returns the events that poll(2) reported: requested events, error and hang-up.
     pub fn returned(&self) -> u32 {
         u32::from(self.returned.cast_unsigned())
     }
 }
 
-/// Reads the readiness of several descriptors, by one poll(2) that does not wait.
+/// Stores in `descriptors` which of them are ready, by one poll(2) that does not wait.
 pub fn poll_all_now(descriptors: &mut [PollDescriptor]) -> Result<(), Errno> {
     let (address, count) = (descriptors.as_mut_ptr() as u64, descriptors.len() as u64);
     SystemCall::new(linux::__NR_poll, [address, count, 0, 0, 0]).run().map(drop)

@@ -22,8 +22,8 @@ macro_rules! names {
         impl Errno {
             $(pub const $name: Errno = Errno::new(linux_raw_sys::errno::$name);)*
 
-            /// Returns the error's symbolic name, such as `EINVAL`, if usring itself uses this
-            /// error.
+            /// Returns the error's symbolic name, such as `EINVAL`. `None` for an error that usring
+            /// itself never returns.
             pub const fn name(self) -> Option<&'static str> {
                 match self {
                     $(Errno::$name => Some(stringify!($name)),)*

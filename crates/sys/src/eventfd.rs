@@ -20,8 +20,8 @@ fn create_at(count: u64) -> Result<OwnedDescriptor, Errno> {
     Ok(OwnedDescriptor::from_raw(width::int(number)))
 }
 
-/// Makes the eventfd readable. A counter at its maximum stays readable, so the error of write(2) is
-/// ignored.
+/// Makes the eventfd readable. Ignores the error of write(2) for a counter at its maximum: the
+/// eventfd is readable then, too.
 pub fn signal(number: i32) {
     let _ = add(number, 1);
 }

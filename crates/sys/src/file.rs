@@ -38,8 +38,8 @@ pub enum FileKind {
     Other,
 }
 
-/// Returns whether a regular file of the program supports RWF_NOWAIT. Tries a transfer from or to
-/// an invalid address, so no byte is read or written.
+/// Returns whether a regular file of the program supports RWF_NOWAIT. To test this, starts a
+/// transfer whose memory has an invalid address. So no byte is read or written.
 pub fn knows_nowait(number: i32, writes: bool) -> bool {
     let nowhere = IoVector { base: 8, length: 1 };
     let call = if writes { linux::__NR_pwritev2 } else { linux::__NR_preadv2 };
@@ -48,20 +48,20 @@ pub fn knows_nowait(number: i32, writes: bool) -> bool {
     SystemCall::with_six(call, arguments).run() != Err(Errno::EOPNOTSUPP)
 }
 
-/// Returns the position of an open file, in bytes.
+/// Returns the position (file offset) of an open file, in bytes.
 pub fn position(number: i32) -> Result<u64, Errno> {
     SystemCall::new(linux::__NR_lseek, [width::word(number), 0, u64::from(linux::SEEK_CUR), 0, 0]).run()
 }
 
-/// Sets the position of an open file, in bytes.
+/// Sets the position (file offset) of an open file, in bytes.
 pub fn set_position(number: i32, position: u64) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_lseek, [width::word(number), position, u64::from(linux::SEEK_SET), 0, 0])
         .run()
         .map(drop)
 }
 
-/// Returns whether a file is on tmpfs, where even a direct transfer is a copy by the thread that
-/// submits it.
+/// Returns whether a file is on tmpfs. There, the thread that submits even a direct transfer copies
+/// the data itself.
 pub fn is_in_memory(number: i32) -> bool {
     // The first word is `f_type`.
     let mut statfs = [0u64; size_of::<linux::statfs>() / size_of::<u64>()];
@@ -69,15 +69,15 @@ pub fn is_in_memory(number: i32) -> bool {
     call.run().is_ok() && statfs[0] == u64::from(linux::TMPFS_MAGIC)
 }
 
-/// Opens a file at a descriptor number that is private to usring, closed on exec. Never waits for
-/// another process, as opening a FIFO would.
+/// Opens a file at a descriptor number that is private to usring, closed on exec. Does not wait for
+/// another process, even if the file is a FIFO.
 pub fn open(path: &CStr, flags: u32) -> Result<HeldDescriptor, Errno> {
     let flags = u64::from(flags | linux::O_CLOEXEC | linux::O_NONBLOCK | linux::O_NOCTTY);
-    // If `flags` has O_CREAT, only the user can read the new file.
+    // The mode is for a new file (O_CREAT in `flags`): only its user can read it.
     let arguments = [width::word(linux::AT_FDCWD), path.as_ptr() as u64, flags, 0o600, 0];
     let number = SystemCall::new(linux::__NR_openat, arguments).run()?;
-    // The program may have record locks on this file. Closing a `HeldDescriptor` does not drop
-    // these locks.
+    // The program may have record locks on this file. They would be lost if the first descriptor
+    // were simply closed. A `HeldDescriptor` keeps them.
     let first = HeldDescriptor::new(OwnedDescriptor::from_raw(width::int(number)));
     let file = duplicate_private(first.number())?;
     crate::descriptor::clear_nonblocking(file.number())?;
@@ -150,14 +150,14 @@ fn transfer(calls: [u32; 2], number: i32, offset: u64, segments: &[IoVector], fl
     let [vector, count] = [segments.as_ptr() as u64, segments.len() as u64];
     let call = match flags {
         0 => SystemCall::new(calls[0], [width::word(number), vector, count, offset, 0]),
-        // The kernel reads 32 bits of flags. Above them is the mark that lets the call pass
-        // usring's seccomp filter.
+        // The kernel reads the lower 32 bits of the flags. The upper bits carry the mark that lets
+        // the call pass usring's seccomp filter.
         _ => SystemCall::with_six(
             calls[1],
             [width::word(number), vector, count, offset, 0, u64::from(flags) | PASS_MARK_ABOVE_FLAGS],
         ),
     };
-    // Linux transfers less than 2³¹ bytes in one call.
+    // Linux transfers less than 2³¹ bytes in one call, so the number fits into 32 bits.
     call.run().map(width::low)
 }
 
@@ -166,11 +166,11 @@ pub fn synchronise(number: i32) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_fdatasync, [width::word(number), 0, 0, 0, 0]).run().map(drop)
 }
 
-/// Returns whether [`discard`] works on this file. Frees no block.
+/// Returns whether [`discard`] works on this file. The test itself frees no block.
 pub fn can_discard(number: i32, measure: &Measure) -> bool {
     match measure.kind {
-        // Linux checks the device before the range, and answers EINVAL for an empty range. So
-        // `EINVAL` means that the device can discard.
+        // Linux checks whether the device can discard before it checks the range, and answers
+        // EINVAL for an empty range. So `EINVAL` means that the device can discard.
         FileKind::BlockDevice => discard(number, measure.kind, 0, 0) == Err(Errno::EINVAL),
         // The range lies beyond the end of the file, where there are no blocks.
         _ => discard(number, measure.kind, measure.size.next_multiple_of(BEYOND), BEYOND).is_ok(),
@@ -210,7 +210,7 @@ fn allocate(number: i32, mode: u32, offset: u64, length: u64) -> Result<(), Errn
     SystemCall::new(linux::__NR_fallocate, [width::word(number), mode, offset, length, 0]).run().map(drop)
 }
 
-/// Opens a file, whose content several processes share, for reading and writing.
+/// Opens a file for reading and writing. Several processes share the file's content.
 pub fn open_shared(path: &CStr) -> Result<OwnedDescriptor, Errno> {
     let flags = u64::from(linux::O_RDWR | linux::O_CLOEXEC);
     let arguments = [width::word(linux::AT_FDCWD), path.as_ptr() as u64, flags, 0, 0];
@@ -227,9 +227,9 @@ struct Lock {
     process: i32,
 }
 
-/// Claims a file for as long as its open file description lives, by a write lock on the whole file
-/// (F_OFD_SETLK). Errors: `EAGAIN` if the file is locked by another open file description or
-/// process.
+/// Claims a file by a write lock on the whole file (F_OFD_SETLK). The lock ends when the open file
+/// description is closed. Errors: `EAGAIN` if another open file description or process has locked
+/// the file.
 pub fn claim(number: i32) -> Result<(), Errno> {
     lock(number, linux::F_OFD_SETLK, 0, 0).map(drop).map_err(|error| match error {
         Errno::EACCES => Errno::EAGAIN,
@@ -237,8 +237,8 @@ pub fn claim(number: i32) -> Result<(), Errno> {
     })
 }
 
-/// Claims one byte of a file for as long as its open file description lives, by a write lock
-/// (F_OFD_SETLK). Errors: `EAGAIN` if another open file description has claimed the byte.
+/// Claims one byte of a file by a write lock (F_OFD_SETLK). The lock ends when the open file
+/// description is closed. Errors: `EAGAIN` if another open file description has claimed the byte.
 pub fn claim_byte(number: i32, byte: usize) -> Result<(), Errno> {
     lock(number, linux::F_OFD_SETLK, byte.cast_signed() as i64, 1).map(drop)
 }

@@ -1,5 +1,5 @@
-//! futex(2) for usring's own threads, which block every signal: no wait here is interrupted.
-//! (Threads of the program wait by `sys::wait`, which a signal ends.)
+//! futex(2) for usring's own threads. These threads block every signal, so no signal interrupts a
+//! wait here. (Threads of the program wait by `sys::wait`, which a signal ends.)
 //!
 //! The functions `…_shared` are for words in memory that several processes share. The kernel
 //! identifies such a word by its page in memory, and not by its address.
@@ -25,8 +25,8 @@ mod machine {
     use linux_raw_sys::general as linux;
 
     /// Sleeps while `word` holds `expected`: until a wake-up, and for `timeout` at most. After `Ok`
-    /// the caller reads the word again: `Ok` does not mean that the word has changed. Errors:
-    /// `ETIMEDOUT` when the time is over.
+    /// the caller reads `word` again, because `word` may still hold `expected`. Errors: `ETIMEDOUT`
+    /// when the time is over.
     pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Nanoseconds>) -> Result<(), Errno> {
         wait_by(linux::FUTEX_PRIVATE_FLAG, word, expected, timeout)
     }
@@ -38,8 +38,8 @@ mod machine {
     }
 
     fn wait_by(scope: u32, word: &AtomicU32, expected: u32, timeout: Option<Nanoseconds>) -> Result<(), Errno> {
-        // FUTEX_WAIT_BITSET takes an absolute end time, so an interrupted wait continues with the
-        // time that is left.
+        // FUTEX_WAIT_BITSET takes an absolute end time. So after an interruption, the wait
+        // continues only for the rest of the time.
         let end = timeout.map(|span| timespec(Clock::Monotonic.now().saturating_add(span)));
         let end = end.as_ref().map_or(0, |end| &raw const *end as u64);
         let operation = u64::from(linux::FUTEX_WAIT_BITSET | scope);
@@ -79,7 +79,7 @@ mod model {
     struct Table {
         sleepers: std::vec::Vec<(usize, u32)>,
         next: u32,
-        /// Whether the time limits of all sleeps on shared words are over. [`expire`] sets it.
+        /// Whether all sleeps on shared words have reached their time limits. [`expire`] sets it.
         expired: bool,
     }
 
@@ -109,8 +109,8 @@ mod model {
             if is_limited && table.expired {
                 table.sleepers.retain(|sleeper| *sleeper != ticket);
                 drop(table);
-                // The caller tries again in a loop. loom has to run the other threads before the
-                // next attempt.
+                // The caller will try again in a loop. Before the next attempt, loom has to run the
+                // other threads.
                 loom::thread::yield_now();
                 return Err(Errno::ETIMEDOUT);
             }

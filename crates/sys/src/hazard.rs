@@ -1,6 +1,6 @@
-//! Hazard pointers: protect objects that are found through a table, without a locked instruction.
-//! Each thread has one row of two hazard pointers. [`crate::hazard_table`] defines the rows and
-//! their protocol.
+//! Hazard pointers protect objects that a thread finds through a table from being freed while the
+//! thread uses them. They need no locked instruction. Each thread has one row of two hazard
+//! pointers. [`crate::hazard_table`] defines the rows and their protocol.
 //!
 //! | user | remover |
 //! |---|---|
@@ -9,15 +9,14 @@
 //! | uses the object, then clears the row | reads all rows |
 //!
 //! So the remover sees the row of every thread that found the object in the table. If the object is
-//! in use, the remover retires it: the object goes to a list and is freed later. A user that
-//! clears its row while objects are retired frees those that no row names. The barrier orders
-//! these two sides, too: the user sees that an object was retired, or the remover sees the user's
-//! row empty.
+//! in use, the remover retires it: the object goes to a list and is freed later. A user that clears
+//! its row while objects are retired frees those that no row names. The barrier orders these two
+//! sides, too: the user sees that an object was retired, or the remover sees the user's row empty.
 //!
 //! - A thread is identified by its thread pointer. Rows are never released: a new thread with an
-//!   ended thread's pointer takes over its row.
+//!   ended thread's pointer takes over the row of the ended thread.
 //! - A thread that finds no free row acquires the lock of the objects' table instead. If the kernel
-//!   refuses membarrier(2), every thread does.
+//!   refuses membarrier(2), every thread does so.
 //! - The rows lie on pages that are zero in a forked child, where no thread uses an object. A
 //!   child's threads use the lock until the child calls [`prepare`].
 
@@ -43,8 +42,8 @@ struct Shared {
     table: Table,
 }
 
-/// Address of the hazard pointers of this process. Their pages are mapped once; a forked child
-/// inherits the mapping, with zeroed pages.
+/// Address of the hazard pointers of this process. Their pages are mapped once. A forked child
+/// inherits the mapping, but its pages are zero.
 static SHARED: AtomicPtr<Shared> = AtomicPtr::new(null_mut());
 
 /// Returns the hazard pointers of this process, if [`prepare`] has made them.
@@ -67,10 +66,10 @@ fn retired() -> &'static RetiredList {
 /// value ends the use.
 pub struct Use(&'static hazard_table::Pointer);
 
-/// Finds an object by `find` and protects it by the calling thread's hazard pointer
-/// ([`hazard_table::Table::protect`]). Returns the last result of `find`, and the [`Use`] that the
-/// caller has to end, if any. `None` if the caller has to acquire the lock of the objects' table
-/// instead.
+/// Finds an object by `find`, and protects the object by a hazard pointer of the calling thread
+/// ([`hazard_table::Table::protect`]). Returns the last result of `find`. If the thread has
+/// announced a use, also returns the [`Use`], which the caller has to end. `None` if the caller has
+/// to acquire the lock of the objects' table instead.
 #[inline]
 pub fn protect(find: impl Fn() -> usize) -> Option<(usize, Option<Use>)> {
     let shared = shared().filter(|shared| shared.fast.load(Ordering::Relaxed) != 0)?;
@@ -85,8 +84,8 @@ impl Use {
         shared().map(|shared| &shared.table).filter(|table| table.end(self.0))
     }
 
-    /// Ends the use of an object, and frees no retired object. For a caller that holds a lock,
-    /// which may be part of a retired object. If the result is `true`, the caller has to arrange a
+    /// Ends the use of an object, and frees no retired object. For a caller that holds a lock: the
+    /// lock may be part of a retired object. If the result is `true`, the caller has to arrange a
     /// [`sweep`] soon. No other thread gets `true` until that sweep begins.
     #[must_use]
     pub fn end_inside(self) -> bool {
@@ -105,8 +104,9 @@ impl Drop for Use {
     }
 }
 
-/// Frees an object that was just removed from its table: at once, or when its last use has ended.
-/// If membarrier(2) fails here, a thread may still use the object, so the object is never freed.
+/// Frees an object that was just removed from its table. If a thread uses the object, it is freed
+/// when its last use has ended. If membarrier(2) fails here, it is unknown whether a thread uses
+/// the object, so it is never freed.
 ///
 /// # Safety
 /// No thread can find the object any more, and `free` may be called for it once.
@@ -115,8 +115,9 @@ pub unsafe fn retire(object: usize, free: unsafe fn(usize)) {
         // SAFETY: the caller guarantees that no thread can find the object, and that `free` may be
         // called once.
         Some(shared) => unsafe { shared.table.retire(retired, object, free) },
-        // SAFETY: the caller permits one call of `free`. Without hazard pointers a thread uses an
-        // object only under the lock of its table, so no thread uses this one.
+        // SAFETY: the caller permits one call of `free`. There are no hazard pointers, so a thread
+        // uses an object only under the lock of its table. This object is in no table, so no thread
+        // uses it.
         None => unsafe { free(object) },
     }
 }
@@ -129,8 +130,8 @@ pub fn sweep() {
     }
 }
 
-/// Prepares this process for finding objects without a lock. Each process calls this function
-/// before any of its objects can be found.
+/// Prepares this process, so that its threads can find objects without a lock. Each process calls
+/// this function before any of its objects can be found.
 pub fn prepare() {
     let Some(shared) = shared().or_else(make_shared) else { return };
     if shared.fast.load(Ordering::Relaxed) == 0 && membarrier::register() {

@@ -19,8 +19,8 @@ use crate::spread;
 use crate::sync::{AtomicU32, AtomicUsize, Ordering};
 use alloc::vec::Vec;
 
-/// Hazard pointers per thread. A call may look up a second descriptor while it uses the object of a
-/// first one.
+/// Hazard pointers per thread. A call that uses the object of one descriptor may look up a second
+/// descriptor.
 const DEPTH: usize = 2;
 
 /// A hazard pointer: the address of the object that its thread uses, or 0.
@@ -65,8 +65,8 @@ impl<const ROWS: usize> Table<ROWS> {
 
     /// Returns the row of hazard pointers of `thread`, the calling thread. If the thread has no row
     /// yet, it gets a free row; `None` if no row is free. A signal handler may interrupt this
-    /// function and acquire a second row for the same thread. Both rows are then valid, because
-    /// removers read all rows.
+    /// function and acquire another row for this thread. Both rows are then valid, because removers
+    /// read all rows.
     #[inline]
     fn own_row(&self, thread: usize) -> Option<&ThreadRow> {
         let start = spread::row(thread, ROWS);
@@ -84,17 +84,17 @@ impl<const ROWS: usize> Table<ROWS> {
     }
 
     /// Returns a free hazard pointer of `thread`, the calling thread. `None` if the thread has no
-    /// row, or both of its pointers are in use.
+    /// row, or if all its hazard pointers are in use.
     #[inline]
     pub fn free_pointer(&self, thread: usize) -> Option<&Pointer> {
         self.own_row(thread)?.used.iter().find(|pointer| pointer.0.load(Ordering::Relaxed) == 0)
     }
 
     /// Finds an object and announces its use at `pointer`: calls `find`, writes the result to
-    /// `pointer`, and calls `find` again, until both calls find the same object. A result of 0 or 1
-    /// is no object, and is returned at once. Returns the last result of `find`, and whether an
-    /// object was announced. If so, the caller has to end the use ([`Table::end`]), even if the
-    /// last result is no object: a remover may have retired the object announced before.
+    /// `pointer`, and calls `find` again, until both calls find one object. A result of 0 or 1 is
+    /// no object, and is returned at once. Returns the last result of `find`, and whether an object
+    /// was announced. If so, the caller has to end the use ([`Table::end`]), even if the last
+    /// result is no object: a remover may have retired the object announced before.
     #[inline]
     pub fn protect(pointer: &Pointer, find: impl Fn() -> usize) -> (usize, bool) {
         let mut object = find();
@@ -112,7 +112,7 @@ impl<const ROWS: usize> Table<ROWS> {
         (object, is_announced)
     }
 
-    /// Ends the use that `pointer` announces. Returns whether objects are retired. If so, a
+    /// Ends the use that `pointer` announces. Returns whether any objects are retired. If so, a
     /// thread has to call [`Table::sweep`].
     #[inline(always)]
     pub fn end(&self, pointer: &Pointer) -> bool {
@@ -128,13 +128,14 @@ impl<const ROWS: usize> Table<ROWS> {
     }
 
     fn is_used(&self, object: usize) -> bool {
-        // Acquire: pairs with the release in `end`. If a hazard pointer is read as empty, its
-        // user's last access to the object has happened before.
+        // Acquire: pairs with the release in `end`. If this thread reads a hazard pointer as empty,
+        // the last access of its user to the object has happened before.
         self.rows.iter().any(|row| row.used.iter().any(|pointer| pointer.0.load(Ordering::Acquire) == object))
     }
 
-    /// Frees an object that was just removed from its table, or retires it if a thread uses it. If
-    /// membarrier(2) fails, a thread may still use the object, so the object is never freed.
+    /// Frees an object that was just removed from its table. If a thread uses the object, retires
+    /// it instead. If membarrier(2) fails, it is unknown whether a thread uses the object, so it is
+    /// never freed.
     ///
     /// # Safety
     /// No thread can find the object any more, and `free` may be called for it once.
@@ -143,8 +144,9 @@ impl<const ROWS: usize> Table<ROWS> {
         let is_known = Edge::Hazard.barrier_everywhere(Side::Waker);
         if is_known && self.is_used(object) {
             // A user of the object may have ended its use meanwhile, and may have swept the list
-            // before the object was in it. If so, this thread locks the list after that user, and
-            // sees that the user's pointer is cleared. So this thread sweeps, too.
+            // before this thread added the object. In that case this thread locks the list after
+            // that user, and sees that the user's pointer is cleared. So this thread sweeps the
+            // list, too.
             list().lock().push(Retired { object, free });
             return self.sweep(list());
         }
@@ -158,7 +160,7 @@ impl<const ROWS: usize> Table<ROWS> {
     /// Frees the retired objects of `list` that no hazard pointer names any more.
     #[cold]
     pub fn sweep(&self, list: &RetiredList) {
-        // The request for this sweep is reset before the hazard pointers are read. A thread that
+        // The request for this sweep is reset before the hazard pointers are read. So a thread that
         // ends its use after the reset requests another sweep. A thread that ended its use before
         // the reset had cleared its pointer by then, so this sweep sees the cleared pointer.
         self.sweep_is_due.swap(0, Ordering::AcqRel);

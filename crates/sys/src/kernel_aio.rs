@@ -3,8 +3,8 @@
 //! no io_uring.
 //!
 //! The kernel checks the memory that a request names as for any system call, and uses it until the
-//! completion. Dropping a [`Context`] and its [`Batch`]es waits until all their requests have
-//! completed.
+//! completion. When a [`Context`] and its [`Batch`]es are dropped, the drop waits until all their
+//! requests have completed.
 //!
 //! A context without requests in the kernel is kept for the next user that asks for a context of
 //! this size. This saves time: the kernel takes tens of milliseconds to destroy a context, even an
@@ -50,7 +50,7 @@ mod context {
         address: u64,
     }
 
-    /// Maximum number of unused contexts that a process keeps. They count against the limit of the
+    /// Maximum number of unused contexts that a process keeps. They count towards the limit of the
     /// whole machine (`/proc/sys/fs/aio-max-nr`).
     const MOST_IDLE: usize = 4;
 
@@ -61,8 +61,8 @@ mod context {
             Some(idle.remove(place))
         }
 
-        /// Keeps a context that is no longer used. If there are [`MOST_IDLE`] already, destroys the
-        /// oldest.
+        /// Keeps a context that is no longer used. If the process already keeps [`MOST_IDLE`]
+        /// contexts, destroys the oldest of them.
         fn keep(&self, context: Idle) {
             let mut idle = self.idle.lock();
             let oldest = if idle.len() == MOST_IDLE { Some(idle.remove(0)) } else { None };
@@ -87,8 +87,8 @@ mod context {
                 call.run()?;
             }
             match address {
-                // io_setup(2) succeeded but wrote no address: a sandbox answered without asking the
-                // kernel.
+                // io_setup(2) succeeded but wrote no address: a sandbox answered the call, and not
+                // the kernel.
                 0 => Err(Errno::ENOSYS),
                 address => Ok(address),
             }
@@ -100,8 +100,8 @@ mod context {
     struct Kernels {
         requests: u32,
         address: u64,
-        /// Whether all completions had come when the [`Context`] was dropped. If so, the kernel's
-        /// context can be used again.
+        /// Whether all completions had arrived when the [`Context`] was dropped. If so, the
+        /// kernel's context can be used again.
         all_completed: AtomicBool,
         /// The [`PROCESS`] of the process that made the context.
         process: &'static Process,
@@ -117,11 +117,11 @@ mod context {
     }
 
     impl Drop for Kernels {
-        /// Keeps the kernel's context for later use, or destroys it. io_destroy(2) waits until the
-        /// kernel uses none of the memory that requests named.
+        /// Keeps the kernel's context for later use, or destroys it. io_destroy(2) returns only
+        /// when the kernel no longer uses the memory that requests named.
         fn drop(&mut self) {
-            // In a forked child, a context of the child's own may have the same address, and must
-            // not be destroyed here.
+            // This may be a forked child that has only a copy of this value. A context of the
+            // child's own may have this address, and must not be destroyed here.
             if !self.is_ours() {
                 return;
             }
@@ -134,8 +134,8 @@ mod context {
     }
 
     /// Requests for an AIO context, in order of arrival, which the kernel has not accepted yet.
-    /// Only the batch's owner uses it. Submitting a batch does not access the [`Context`], so the
-    /// submitter needs no lock that guards the `Context`.
+    /// Only the batch's owner uses it. A submission of the batch does not access the [`Context`].
+    /// So it needs no lock, even if a lock guards the `Context`.
     pub struct Batch {
         kernels: Arc<Kernels>,
         iocbs: Box<[Iocb]>,
@@ -143,8 +143,8 @@ mod context {
         addresses: Box<[u64]>,
         first: usize,
         last: usize,
-        /// The vectors of vectored requests. The allocation never grows, so the vectors stay in
-        /// place until the kernel has copied them.
+        /// The vectors of vectored requests. The allocation never grows, so the vectors keep their
+        /// addresses until the kernel has copied them.
         vectors: Vec<IoVector>,
     }
 
@@ -176,7 +176,7 @@ mod context {
             self.last - self.first
         }
 
-        /// Returns whether the batch has room for a request with `members` vectors.
+        /// Returns whether the batch has room for one more request with `members` vectors.
         #[inline]
         pub fn has_room(&self, members: usize) -> bool {
             let vectors = if members > 1 { members } else { 0 };

@@ -12,8 +12,9 @@ use usring_swap::{Builder, Mechanism, SwapRegion};
 /// The smallest limit that a region accepts, in pages.
 const LEAST_LIMIT: usize = 64;
 
-/// Pages by which the peak may exceed a low limit, in addition to the pages for which the store has
-/// no room: one chunk (by which the limit is raised), and the pages that the evictor has taken.
+/// Pages by which the peak may exceed a low limit. The pages for which the store has no room come
+/// on top. The slack covers one chunk (by which the limit is raised), and the pages that the
+/// evictor has taken.
 const SLACK: u64 = 3 * LEAST_LIMIT as u64;
 
 /// Runs `work` once for each mechanism, in a new process.

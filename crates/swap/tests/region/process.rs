@@ -113,8 +113,8 @@ fn the_best_mechanism_is_chosen_for_user_nobody_and_under_dockers_rules() {
 /// page-table entry for each page, for queues, stacks, and the test binary itself.
 const SLACK: usize = 4 * MIB;
 
-/// A memory control group. `new` makes a group with a limit on its memory in bytes. `None`: the
-/// system does not allow this process to make a group.
+/// A memory control group. [`Group::new`] makes a group with a limit on its memory in bytes. It
+/// returns `None` if the system does not allow this process to make a group.
 struct Group(std::path::PathBuf);
 
 impl Group {
