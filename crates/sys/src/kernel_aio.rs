@@ -216,7 +216,7 @@ mod context {
 
         /// Submits the requests to the kernel by one call, which may sleep. Returns the number of
         /// requests that the kernel accepted, and removes these from the batch. Their completions
-        /// may come before this function returns, so callers call [`Context::expect`] first.
+        /// can arrive before this function returns, so the caller calls [`Context::expect`] first.
         ///
         /// Errors: `EAGAIN` if the kernel has no room now; `EINVAL` in a forked child; otherwise
         /// the error of the first request, which stays in the batch.
@@ -228,8 +228,8 @@ mod context {
             Ok(taken)
         }
 
-        /// Returns whether the kernel refuses every io_submit(2), for example by a seccomp filter.
-        /// Tries a call without requests.
+        /// Returns whether the kernel refuses every io_submit(2), for example because of a seccomp
+        /// filter. Tests this by a call without requests.
         pub fn is_call_refused(&self) -> bool {
             SystemCall::new(linux::__NR_io_submit, [self.kernels.address, 0, 0, 0, 0]).run().is_err()
         }
@@ -243,13 +243,12 @@ mod context {
         }
     }
 
-    /// The completions of an AIO context of this process. Requests are submitted by its
-    /// [`Batch`]es.
+    /// An AIO context of this process, for taking completions. Its [`Batch`]es submit the requests.
     pub struct Context {
         kernels: Arc<Kernels>,
         ring: CompletionRing,
-        /// Number of requests that are submitted, or about to be, and whose completions
-        /// [`Self::take`] has not returned.
+        /// Number of requests that were submitted, or are about to be submitted, and whose
+        /// completions [`Self::take`] has not returned yet.
         expected: usize,
     }
 
@@ -257,8 +256,8 @@ mod context {
         /// Makes a context for up to `requests` requests in flight.
         ///
         /// Errors: `EAGAIN` if all contexts of the machine together would exceed
-        /// `/proc/sys/fs/aio-max-nr`; `ENOSYS` if the kernel has no AIO, or none with a ring; any
-        /// error of a sandbox.
+        /// `/proc/sys/fs/aio-max-nr`; `ENOSYS` if the kernel has no AIO, or an AIO without a ring;
+        /// any error of a sandbox.
         pub fn new(requests: u32) -> Result<Self, Errno> {
             let process = PROCESS.get_or_make(Process::default);
             let address = match process.take(requests) {
@@ -273,14 +272,14 @@ mod context {
             Ok(Context { kernels: Arc::new(kernels), ring, expected: 0 })
         }
 
-        /// Notes that `count` requests are about to be submitted.
+        /// Records that `count` requests are about to be submitted.
         #[inline]
         pub fn expect(&mut self, count: usize) {
             self.expected += count;
         }
 
-        /// Notes that the kernel did not accept `count` of the requests announced by
-        /// [`Self::expect`].
+        /// Records that the kernel did not accept `count` of the requests that [`Self::expect`] has
+        /// announced.
         #[inline]
         pub fn expect_fewer(&mut self, count: usize) {
             self.expected -= count;
@@ -309,13 +308,15 @@ mod context {
             }
         }
 
-        /// Returns a waiter, by which threads sleep until the context has completions. To wake them
-        /// early, the waiter submits polls of `writable`, an eventfd that is always writable.
+        /// Returns a waiter, by which threads sleep until the context has completions. To wake a
+        /// thread early, the waiter submits polls of the eventfd `writable`. This eventfd is always
+        /// writable, so the polls complete at once.
         pub fn waiter(&self, writable: Arc<OwnedDescriptor>) -> Waiter {
             Waiter { kernels: self.kernels.clone(), writable }
         }
 
-        /// Frees the slots of all completions that were read: the kernel may use them again.
+        /// Frees the slots of all completions that were read, so that the kernel can use them
+        /// again.
         #[inline]
         pub fn free_read_slots(&mut self) {
             self.ring.publish_head();
@@ -341,7 +342,7 @@ mod context {
     const WAKE: u64 = u64::MAX;
 
     /// Lets threads sleep until an AIO context has completions, and lets other threads wake them
-    /// early. Needs no lock that guards the [`Context`].
+    /// early. Needs no lock, even if a lock guards the [`Context`].
     #[derive(Clone)]
     pub struct Waiter {
         kernels: Arc<Kernels>,
@@ -350,8 +351,9 @@ mod context {
     }
 
     impl Waiter {
-        /// Maximum number of completions that one sleep may wait for. [`Self::wake`] submits one
-        /// poll for each of them. So a context needs this many more slots than its requests take.
+        /// Maximum number of completions for which one sleep can wait. To wake the sleeper,
+        /// [`Self::wake`] submits one poll for each of them. So a context needs this many slots in
+        /// addition to the slots for its requests.
         pub const MOST: u32 = 64;
 
         /// Sleeps until the context holds `least` completions; see [`wait::aio_completions`].
@@ -360,8 +362,8 @@ mod context {
             wait::aio_completions(self.kernels.address, least, timeout)
         }
 
-        /// Wakes a thread that sleeps for `least` completions. Submits that many polls of the
-        /// writable eventfd, which complete at once. [`Context::take`] skips their completions.
+        /// Wakes a thread that sleeps until there are `least` completions. Submits `least` polls of
+        /// the writable eventfd, which complete at once. [`Context::take`] skips their completions.
         pub fn wake(&self, least: u32) {
             let mut iocb = Iocb {
                 aio_data: WAKE,
@@ -383,8 +385,8 @@ mod context {
 
     /// Returns the completion ring of a new AIO context; `None` if the ring's layout is unknown.
     fn map_ring(address: u64) -> Option<CompletionRing> {
-        // If a sandbox answers io_setup(2) in place of the kernel, the context may be a number that
-        // is no address.
+        // A sandbox may answer io_setup(2) in place of the kernel. The context is then any number,
+        // which may be no address.
         let header = user_memory::read::<AioRing>(UserAddress(address)).ok()?;
         let events = (header.nr as usize).checked_mul(size_of::<IoEvent>())?;
         let length = events.checked_add(header.header_length as usize)?.next_multiple_of(PAGE);

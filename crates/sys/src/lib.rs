@@ -7,10 +7,10 @@
 //!
 //! # The program's numbers
 //! An address or a descriptor in a request is a number that the program chose. Functions that take
-//! a [`UserAddress`] or a [`SystemCall`] pass it to the kernel or to a fault-tolerant copy. So a
-//! bad number comes back as an errno. A *valid* number may name any memory of the process, as in a
-//! system call. The creator of a ring vouches for these numbers, which is why `Ring::setup` is
-//! unsafe.
+//! a [`UserAddress`] or a [`SystemCall`] pass the number to the kernel, or to a copy that survives
+//! page faults. So a bad number comes back as an errno. A *valid* number may name any memory of the
+//! process, as in a system call. Therefore the creator of a ring has to vouch for these numbers,
+//! and `Ring::setup` is unsafe.
 #![cfg_attr(not(any(test, loom)), no_std)]
 #![cfg_attr(not(test), deny(clippy::cast_possible_truncation, clippy::cast_possible_wrap, clippy::cast_sign_loss))]
 

@@ -9,23 +9,23 @@ use linux_raw_sys::general as linux;
 
 pub const PAGE: usize = 4096;
 
-/// A shared mapping, which is unmapped when this value is dropped. Duplicates of its pages, made
-/// for the program by [`Mapping::duplicate`], stay mapped.
+/// A shared mapping, which is unmapped when this value is dropped. [`Mapping::duplicate`] maps its
+/// pages a second time, for the program. These duplicates stay mapped.
 #[derive(Debug)]
 pub struct Mapping {
     address: usize,
     length: usize,
-    /// The memfd that holds the memory. `None` if no other process has to map the memory by a file,
-    /// and mremap(2) can map the pages a second time.
+    /// The memfd that holds the memory. `None` if no file is needed, because mremap(2) can map the
+    /// pages a second time.
     file: Option<OwnedDescriptor>,
-    /// The last duplicate of pages of this mapping: its address, and the offsets of its start and
-    /// its end. Only a hint: the program may have unmapped the duplicate, and two threads that make
-    /// duplicates may mix up their values.
+    /// The last duplicate of pages of this mapping: its address, and the start and end of its pages
+    /// in the mapping. Only a hint: the program may have unmapped the duplicate. Two threads that
+    /// make duplicates concurrently may mix up these values.
     last_duplicate: [AtomicUsize; 3],
 }
 
 impl Mapping {
-    /// Maps zeroed pages, shared with forked children and with duplicates of the mapping.
+    /// Maps zeroed pages. Forked children share them, and so do duplicates of the mapping.
     pub fn shared(length: usize) -> Result<Mapping, Errno> {
         let length = length.next_multiple_of(PAGE);
         if can_map_twice() {
@@ -35,31 +35,7 @@ impl Mapping {
         Mapping::of_file(memory_file(c"usring", length as u64)?, length)
     }
 
-    /// Maps zeroed pages as [`Mapping::shared`] does. Other processes can map the pages, too, if
-    /// they get the descriptor of their file ([`Mapping::file`]), which all descendants keep open.
-    /// If the process can have no such file, the mapping has none.
-    pub fn reachable(length: usize) -> Result<Mapping, Errno> {
-        let length = length.next_multiple_of(PAGE);
-        match reachable_file(length as u64) {
-            Ok(file) => Mapping::of_file(file, length),
-            Err(_) => Mapping::shared(length),
-        }
-    }
-
-    /// Maps all memory of a file that another process has made for [`Mapping::reachable`]. Before
-    /// that, fixes the file's length.
-    ///
-    /// Errors: `EINVAL` for any other file; those of mmap(2).
-    pub fn reached(file: OwnedDescriptor) -> Result<Mapping, Errno> {
-        seal(file.number())?;
-        let length = width::size(descriptor::identity(file.number())?.size);
-        if length == 0 || !length.is_multiple_of(PAGE) || !descriptor::keep_in_children(file.number()) {
-            return Err(Errno::EINVAL);
-        }
-        Mapping::of_file(file, length)
-    }
-
-    /// Maps the first `length` bytes of a memfd, shared with every process that maps them.
+    /// Maps the first `length` bytes of a memfd. Every process that maps them shares them.
     pub fn of_file(file: OwnedDescriptor, length: usize) -> Result<Mapping, Errno> {
         let length = length.next_multiple_of(PAGE);
         let address = map(length, linux::MAP_SHARED, Some((file.number(), 0)))?;
@@ -90,8 +66,8 @@ impl Mapping {
     }
 
     /// Maps the pages of `part` a second time, for the program. The program owns the new mapping,
-    /// and unmaps it. If `length` is larger than the part, the rest is only reserved addresses,
-    /// which must not be accessed. Returns the address.
+    /// and unmaps it. If `length` is larger than the part, the addresses behind the part are only
+    /// reserved, and must not be accessed. Returns the address.
     ///
     /// If the last duplicate was of neighbouring pages, and the addresses next to it are free, the
     /// new duplicate lies there. The kernel then merges both into one mapping, so fork(2) has less
@@ -125,8 +101,8 @@ impl Mapping {
         Ok(address)
     }
 
-    /// Returns the address at which a duplicate of `pages` borders on the last duplicate. `None` if
-    /// these are not neighbouring pages.
+    /// Returns the address at which a duplicate of `pages` has to lie to be adjacent to the last
+    /// duplicate. `None` if the pages of both are not neighbours.
     fn beside_last(&self, pages: &Range<usize>) -> Option<usize> {
         let [address, start, end] = [0, 1, 2].map(|index| self.last_duplicate[index].load(Ordering::Relaxed));
         let borders = address != 0 && (pages.start == end || pages.end == start);
@@ -134,7 +110,8 @@ impl Mapping {
     }
 
     /// Copies the program's pages at `address` to the pages of `part`. Then maps the pages of
-    /// `part` at `address`, in place of the program's. No other code may use the part meanwhile.
+    /// `part` at `address`, in place of the program's pages. No other code may use the part
+    /// meanwhile.
     pub fn replace(&self, part: Range<usize>, address: UserAddress) -> Result<(), Errno> {
         let whole = part.start.is_multiple_of(PAGE) && part.end.is_multiple_of(PAGE);
         assert!(whole && part.end <= self.length, "the part is whole pages of this mapping");
@@ -144,7 +121,8 @@ impl Mapping {
         self.map_pages(part, width::size(address.0))
     }
 
-    /// Maps pages of this mapping a second time at `address`, in place of what is there.
+    /// Maps pages of this mapping a second time, at `address`. They replace any mapping that is
+    /// there.
     fn map_pages(&self, pages: Range<usize>, address: usize) -> Result<(), Errno> {
         let again = match &self.file {
             Some(file) if !can_map_twice() => {
@@ -158,8 +136,9 @@ impl Mapping {
 }
 
 // A forked child must not drop a mapping that its parent made. The child did not inherit all pages
-// of the mapping ([`Mapping::set_inherited`]). Other memory of the child may lie at the addresses
-// of the missing pages. Therefore usring never drops the rings that a child has inherited.
+// of the mapping ([`Mapping::set_inherited`]). At the addresses of the missing pages, the child may
+// have other memory, which the drop would unmap. Therefore usring never drops the rings that a
+// child has inherited.
 impl Drop for Mapping {
     fn drop(&mut self) {
         let _ = unmap(self.address, self.length);
@@ -171,8 +150,8 @@ pub fn memory_file(name: &CStr, length: u64) -> Result<OwnedDescriptor, Errno> {
     memory_file_with(0, name, length)
 }
 
-/// Makes a memfd of `length` zero bytes, at a number that is private to usring. Seals its length:
-/// no process that opens it can change the length.
+/// Makes a memfd of `length` zero bytes, at a number that is private to usring. Seals the file's
+/// length, so that no process can change it.
 pub fn sealed_memory_file(name: &CStr, length: u64) -> Result<OwnedDescriptor, Errno> {
     let file = sealable_memory_file(name, length)?;
     seal(file.number())?;
@@ -237,8 +216,8 @@ pub fn shared_pages_of_words(file: &OwnedDescriptor, length: usize) -> Result<&'
     Ok(unsafe { core::slice::from_raw_parts(address as *const AtomicU64, length / size_of::<AtomicU64>()) })
 }
 
-/// Maps a zeroed page of words that the process shares with the children that it forks. It is never
-/// unmapped.
+/// Maps a zeroed page of words that the process shares with the children that it forks. The page is
+/// never unmapped.
 pub fn shared_page_of_words() -> Result<&'static [AtomicU64], Errno> {
     let address = map(PAGE, linux::MAP_SHARED | linux::MAP_ANONYMOUS, None)?;
     // SAFETY: 1. The mapping is a whole page, aligned for words, and never unmapped. 2. Other
@@ -246,8 +225,8 @@ pub fn shared_page_of_words() -> Result<&'static [AtomicU64], Errno> {
     Ok(unsafe { core::slice::from_raw_parts(address as *const AtomicU64, PAGE / size_of::<AtomicU64>()) })
 }
 
-/// Maps the pages of a shared mapping a second time, at `fixed` if given: mremap(2) with an old
-/// size of 0. Needs no descriptor.
+/// Maps the pages of a shared mapping a second time, by mremap(2) with an old size of 0. `fixed`:
+/// the address of the second mapping; `None`: the kernel chooses it. Needs no descriptor.
 fn map_again(address: usize, length: usize, fixed: Option<usize>) -> Result<usize, Errno> {
     let mut flags = linux::MREMAP_MAYMOVE;
     if fixed.is_some() {
@@ -258,8 +237,8 @@ fn map_again(address: usize, length: usize, fixed: Option<usize>) -> Result<usiz
 }
 
 /// Returns whether all pages of a range are private: a write to them changes no other mapping, in
-/// this or another process. Tries to map each page a second time, which the kernel permits for
-/// shared pages only. (Each page may belong to a different mapping.)
+/// any process. Tests this by mapping each page a second time, which the kernel permits for shared
+/// pages only. (Each page may belong to a different mapping.)
 pub fn is_private(address: UserAddress, length: usize) -> bool {
     if !can_map_twice() {
         return false;
@@ -273,8 +252,8 @@ pub fn is_private(address: UserAddress, length: usize) -> bool {
     })
 }
 
-/// Returns whether mremap(2) can map shared pages a second time. The mremap(2) that Valgrind
-/// emulates cannot. Tries it at the first call.
+/// Returns whether mremap(2) can map shared pages a second time. Valgrind emulates mremap(2)
+/// without this feature. The first call of this function tests it.
 fn can_map_twice() -> bool {
     static ANSWER: AtomicU8 = AtomicU8::new(UNKNOWN);
     const UNKNOWN: u8 = 0;
@@ -299,8 +278,8 @@ pub fn private_pages(length: usize) -> Result<usize, Errno> {
     map(length.next_multiple_of(PAGE), linux::MAP_PRIVATE | linux::MAP_ANONYMOUS, None)
 }
 
-/// Maps private zeroed pages of which most will never be written. The kernel does not reserve
-/// memory for them (MAP_NORESERVE), unless vm.overcommit_memory is 2.
+/// Maps private zeroed pages of which most will never be written. The kernel sets no memory aside
+/// for them (MAP_NORESERVE), unless vm.overcommit_memory is 2.
 pub fn offered_pages(length: usize) -> Result<usize, Errno> {
     let flags = linux::MAP_PRIVATE | linux::MAP_ANONYMOUS | linux::MAP_NORESERVE;
     map(length.next_multiple_of(PAGE), flags, None)
@@ -313,8 +292,8 @@ pub fn reserve(length: usize) -> Result<usize, Errno> {
     SystemCall::with_six(linux::__NR_mmap, arguments).run().map(width::size)
 }
 
-/// Reserves addresses for `length` bytes, at the start of `room` free bytes. The rest of these
-/// bytes stays free.
+/// Reserves addresses for `length` bytes, at the start of a free range of `room` bytes. The rest of
+/// that range stays free.
 fn with_room(length: usize, room: usize) -> Result<usize, Errno> {
     let address = reserve(length.max(room))?;
     if room > length {
@@ -343,13 +322,13 @@ pub fn unmap(address: usize, length: usize) -> Result<(), Errno> {
 /// The source of a file mapping: a descriptor of usring, and an offset in bytes in its file.
 pub(crate) type Source = (i32, usize);
 
-/// Maps memory that can be read and written: of a file (`source`), or without one. Returns the
+/// Maps readable and writable memory, either of the file `source` or without a file. Returns the
 /// address.
 pub(crate) fn map(length: usize, flags: u32, source: Option<Source>) -> Result<usize, Errno> {
     map_at(0, length, flags, source)
 }
 
-/// Maps memory as [`map`] does, at a multiple of `alignment`.
+/// Maps memory as [`map`] does, at an address that is a multiple of `alignment`.
 pub(crate) fn map_aligned(length: usize, alignment: usize, flags: u32, source: Option<Source>) -> Result<usize, Errno> {
     let length = length.checked_next_multiple_of(PAGE).ok_or(Errno::ENOMEM)?;
     let room = length.checked_add(alignment).ok_or(Errno::ENOMEM)?;
@@ -369,8 +348,8 @@ pub(crate) fn map_aligned(length: usize, alignment: usize, flags: u32, source: O
     mapped
 }
 
-/// Maps memory as [`map`] does, at exactly this address. Errors: `EEXIST` if some of the addresses
-/// are in use.
+/// Maps memory as [`map`] does, at exactly the address `address`. Errors: `EEXIST` if some of the
+/// addresses are in use.
 pub(crate) fn map_where(address: usize, length: usize, flags: u32, source: Option<Source>) -> Result<usize, Errno> {
     let mapped = map_at(address, length, flags | linux::MAP_FIXED_NOREPLACE, source)?;
     if mapped != address {
@@ -386,7 +365,7 @@ fn map_at(address: usize, length: usize, flags: u32, source: Option<Source>) -> 
     map_protected(address, length, linux::PROT_READ | linux::PROT_WRITE, flags, source)
 }
 
-/// Maps memory as [`map`] does, in place of any mapping at this address. The memory permits no
+/// Maps memory as [`map`] does, in place of any mapping at `address`. The new memory permits no
 /// access yet (PROT_NONE).
 pub(crate) fn map_closed_over(address: usize, length: usize, flags: u32, source: Option<Source>) -> Result<(), Errno> {
     map_protected(address, length, linux::PROT_NONE, flags | linux::MAP_FIXED, source).map(drop)

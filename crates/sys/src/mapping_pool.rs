@@ -1,17 +1,17 @@
 //! Shared memory of many objects in few mappings. fork(2) copies each mapping of a process. If each
-//! object had its own mapping, the cost of fork(2) would grow with their number.
+//! object had its own mapping, fork(2) would take longer with each object.
 //!
 //! - A pool hands out parts of a mapping in ascending order. When the mapping is full, the pool
-//!   makes another, of twice the length. If the process has no room for that (RLIMIT_AS,
+//!   makes another mapping of twice the length. If the process has no room for that (RLIMIT_AS,
 //!   mlockall(2)), the new mapping has one part.
 //! - No part is handed out twice, because a forked child may still use it. So a part consists of
 //!   zero bytes.
-//! - A mapping is unmapped when the last of its parts is dropped, or soon after. Until then it
-//!   keeps the memory of parts that are no longer used. `LONGEST_MAPPING` limits how much that is.
-//! - A forked child begins with empty pools. Parent and child never get the same part. The child
-//!   has no memory from which its parent will take parts: only the parts that were handed out are
-//!   inherited, and the rest of a mapping is not (MADV_DONTFORK). (A child that another thread
-//!   forks just before that madvise(2) has the whole mapping.)
+//! - A mapping is unmapped when the last of its parts is dropped. Until then it also keeps the
+//!   memory of parts that are no longer used. `LONGEST_MAPPING` limits the length of a mapping.
+//! - A forked child begins with empty pools, so parent and child never get one part. The child
+//!   inherits only the parts that were handed out. The rest of a mapping is not inherited
+//!   (MADV_DONTFORK), so the child has no memory from which its parent will take parts. (A child
+//!   that another thread forks just before that madvise(2) has the whole mapping.)
 
 use crate::Errno;
 use crate::mapping::{Mapping, PAGE};
@@ -23,7 +23,8 @@ use core::ops::Range;
 
 /// Greatest length of a mapping that several objects share, in bytes.
 const LONGEST_MAPPING: usize = 4 << 20;
-/// Greatest length of an object that shares a mapping, in bytes. A longer one gets its own mapping.
+/// Greatest length of an object that shares a mapping, in bytes. A longer object gets its own
+/// mapping.
 const LONGEST_PART: usize = LONGEST_MAPPING / 8;
 
 /// A pool of shared memory.
@@ -59,7 +60,7 @@ impl Part {
         SharedMemory::part_of(&self.mapping, self.in_mapping(pages))
     }
 
-    /// Converts a range of bytes of this part to the range of the same bytes in the pool's mapping.
+    /// Converts a range of byte offsets in this part to offsets in the pool's mapping.
     pub fn in_mapping(&self, pages: Range<usize>) -> Range<usize> {
         self.range.start + pages.start..self.range.start + pages.end
     }
@@ -83,7 +84,7 @@ impl MappingPool {
         MappingPool { current: PerProcess::new(), make: Mapping::reachable, kept: LONGEST_PART }
     }
 
-    /// Returns `length` zero bytes, rounded up to whole pages.
+    /// Returns `length` zero bytes of shared memory, rounded up to whole pages.
     ///
     /// Errors: those of mmap(2) and [`Mapping::set_inherited`].
     pub fn take(&self, length: usize) -> Result<Part, Errno> {

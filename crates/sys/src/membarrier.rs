@@ -1,6 +1,6 @@
-//! Executes a full barrier in every thread of the process at once (membarrier(2)). If two sides
-//! each store a word and then read the other's word, the side that runs rarely executes this
-//! barrier. The side that runs often then needs only a compiler fence.
+//! Executes a full barrier in every thread of the process at once (membarrier(2)). This serves two
+//! sides that each store a word and then read the other's word. The side that runs rarely executes
+//! this barrier. The side that runs often then needs only a compiler fence.
 
 use crate::{Errno, SystemCall};
 use core::sync::atomic::{Ordering, fence};
@@ -21,9 +21,8 @@ pub fn register() -> bool {
     membarrier(REGISTER_PRIVATE_EXPEDITED).is_ok()
 }
 
-/// Registers this process for expedited barriers, including those after a change of code
-/// (SYNC_CORE). This takes microseconds in a process with one thread, and 10 ms or more with
-/// several.
+/// Registers this process for expedited barriers, and for those after a change of code (SYNC_CORE).
+/// This takes microseconds in a process with one thread, and 10 ms or more with several threads.
 pub fn prepare() {
     let _ = membarrier(REGISTER_PRIVATE_EXPEDITED);
     let _ = membarrier(REGISTER_PRIVATE_EXPEDITED_SYNC_CORE);

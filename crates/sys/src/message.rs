@@ -67,15 +67,15 @@ pub const NAME_LENGTH_OFFSET: u64 = 8;
 pub const CONTROL_LENGTH_OFFSET: u64 = 40;
 pub const FLAGS_OFFSET: u64 = 48;
 
-/// Receives into `part` by recvfrom(2), without asking for the sender's address. Returns the number
-/// of bytes.
+/// Receives into `part` by recvfrom(2), without the sender's address. Returns the number of bytes.
 #[inline]
 pub fn receive(number: i32, part: IoVector, flags: u32) -> Result<u64, Errno> {
     SystemCall::with_six(linux::__NR_recvfrom, [width::word(number), part.base, part.length, u64::from(flags), 0, 0])
         .run()
 }
 
-/// Builds a sendto(2) call that sends `part`; `to` is the receiver's address, if any.
+/// Builds a sendto(2) call that sends `part`. `to`: the receiver's address; `None` for a connected
+/// socket.
 #[inline]
 pub fn send_call(number: i32, part: IoVector, flags: u32, to: Option<&[u8]>) -> SystemCall {
     let (name, length) = to.map_or((0, 0), |to| (to.as_ptr() as u64, to.len() as u64));
@@ -116,22 +116,24 @@ fn option(number: i32, level: u32, name: u32) -> Result<u32, Errno> {
     let (to, size) = (&raw mut value as u64, &raw mut length as u64);
     let arguments = [width::word(number), u64::from(level), u64::from(name), to, size];
     SystemCall::new(linux::__NR_getsockopt, arguments).run()?;
-    // The option TCP_ULP returns the name of a protocol such as TLS, whose first four bytes are
-    // enough here. Length 0 means that the socket has no such protocol.
+    // The value of the option TCP_ULP is the name of a protocol such as TLS. Its first four bytes
+    // are enough here. Length 0 means that the socket has no such protocol.
     Ok(if length == 0 { 0 } else { value })
 }
 
-/// Returns whether a transfer that was cut short can be continued by a further call. True for
-/// streams and sequenced packets.
+/// Returns whether a further call can continue a transfer that was cut short. True for streams and
+/// sequenced packets.
 pub fn is_resumable(number: i32) -> bool {
     matches!(option(number, SOL_SOCKET, SO_TYPE), Ok(SOCK_STREAM | SOCK_SEQPACKET))
 }
 
-/// How well the number of unread bytes ([`unread`]) predicts what a receive returns.
+/// How well the number of unread bytes ([`unread`]) predicts the number of bytes that a receive
+/// returns.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum UnreadPrediction {
-    /// The number of unread bytes predicts nothing: the socket carries messages, or a protocol on
-    /// top of it decides how much a receive returns. (A record of TLS ends a receive early.)
+    /// The number of unread bytes predicts nothing. The socket carries messages, or a protocol on
+    /// top of the socket decides how much a receive returns. (In TLS, a record can end a receive
+    /// early.)
     None,
     /// TCP: a receive returns all unread bytes. The kernel does not count bytes after urgent data.
     UpToUrgent,
@@ -151,8 +153,8 @@ pub fn unread_prediction(number: i32) -> UnreadPrediction {
     }
 }
 
-/// Returns whether a receive with MSG_TRUNC ([`TRUNCATED`]) discards bytes without copying them,
-/// and reports how many it has discarded. MPTCP does so, and TCP without a protocol such as TLS.
+/// Returns whether a receive with MSG_TRUNC ([`TRUNCATED`]) discards bytes instead of copying them,
+/// and returns their number. MPTCP does so. TCP does so if there is no protocol such as TLS on top.
 pub fn discards_truncated(number: i32) -> bool {
     match option(number, SOL_SOCKET, SO_PROTOCOL) {
         Ok(IPPROTO_TCP) => unread_prediction(number) == UnreadPrediction::UpToUrgent,
@@ -181,8 +183,8 @@ pub fn is_at_urgent(number: i32) -> bool {
     SystemCall::new(linux::__NR_ioctl, arguments).run().is_ok() && is_there != 0
 }
 
-/// Returns whether a TCP stream ends after the bytes that are unread now: the peer has said that it
-/// will send no more.
+/// Returns whether a TCP stream ends after the bytes that are unread now: the peer has announced
+/// that it will send no more.
 ///
 /// A connection that both sides have closed is in the state CLOSE. So is a connection that was
 /// reset, but after a reset the socket has a pending error (EPOLLERR).
@@ -199,8 +201,8 @@ pub fn ends_after_unread(number: i32) -> bool {
     }
 }
 
-/// Returns whether this is a TCP or UDP socket, on which the kernel sends without a copy
-/// (MSG_ZEROCOPY).
+/// Returns whether the descriptor is a TCP or UDP socket. On these, the kernel can send without a
+/// copy (MSG_ZEROCOPY).
 pub fn sends_without_copy(number: i32) -> bool {
     matches!(option(number, SOL_SOCKET, SO_PROTOCOL), Ok(IPPROTO_TCP | IPPROTO_UDP))
 }

@@ -4,7 +4,8 @@
 //!
 //! # Hand-over
 //! A thread publishes work for a ring without the ring's lock, and then tries the lock. If another
-//! thread holds the lock, that holder does the work. Two rules ensure this ([`Edge::HandOver`]):
+//! thread holds the lock, that thread has to do the work. Two rules ensure this
+//! ([`Edge::HandOver`]):
 //! - **Unlocking is a full barrier, and a holder that has unlocked checks for work once more.**
 //! - [`Mutex::try_lock`] executes a full barrier before it reads the lock's word.
 //!
@@ -25,7 +26,7 @@ const LOCKED: u32 = 1;
 const CONTENDED: u32 = 2;
 
 /// Number of attempts to acquire the lock before the thread sleeps in the kernel. All attempts
-/// together take about as long as a futex sleep and its wake-up.
+/// together take about as long as a sleep on the futex and its wake-up.
 const SPINS: u32 = if cfg!(loom) { 0 } else { 100 };
 
 pub struct Mutex<T> {
@@ -58,9 +59,9 @@ impl<T> Mutex<T> {
         self.guard()
     }
 
-    /// Acquires the lock if it is free. A full barrier comes before the read of the lock's word. So
-    /// if another thread holds the lock, that thread sees this thread's earlier stores when it
-    /// checks for work after unlocking.
+    /// Acquires the lock if it is free. Executes a full barrier before it reads the lock's word. If
+    /// another thread holds the lock, that thread checks for work after it has unlocked. It then
+    /// sees the earlier stores of this thread.
     #[inline]
     pub fn try_lock(&self) -> Option<Guard<'_, T>> {
         Edge::HandOver.barrier_beside_rmw(Side::Waker);
@@ -92,8 +93,8 @@ impl<T> Mutex<T> {
             }
             relax();
         }
-        // This thread cannot know whether other threads sleep on the mutex's word. So it acquires
-        // the lock as `CONTENDED`.
+        // After its sleep, this thread does not know whether more threads sleep on the mutex's
+        // word. So it acquires the lock as `CONTENDED`, and its unlock wakes the next sleeper.
         while self.state.swap(CONTENDED, Edge::Lock.acquire()) != UNLOCKED {
             let _ = futex::wait(&self.state, CONTENDED, None);
         }
@@ -112,7 +113,7 @@ impl<T> fmt::Debug for Mutex<T> {
     }
 }
 
-/// Proof that the lock is held. Dropping it unlocks and is a full barrier. A thread that has
+/// Proof that the lock is held. Dropping the guard unlocks and is a full barrier. A thread that has
 /// released a ring's lock then checks for work (see "Hand-over" at the head of this file).
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct Guard<'a, T> {
@@ -154,8 +155,8 @@ impl<T> DerefMut for Guard<'_, T> {
 impl<T> Drop for Guard<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: `value` is dropped here once and not used again. (Loom requires the drop before
-        // the unlock, or it reports the next holder's access as a conflict.)
+        // SAFETY: `value` is dropped here once and not used again. (The drop comes before the
+        // unlock. Otherwise loom would report the next holder's access as a conflict.)
         unsafe { ManuallyDrop::drop(&mut self.value) };
         if self.mutex.state.swap(UNLOCKED, Edge::Lock.release()) == CONTENDED {
             futex::wake(&self.mutex.state, 1);

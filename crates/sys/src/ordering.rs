@@ -1,12 +1,12 @@
 //! Names every memory ordering that usring relies on between threads, or between itself and the
-//! program. A call site names the edge, and which of the edge's two ends it is. [`Edge`] describes
-//! both ends. The loom models weaken one end at a time (`weaken`) and check that the guarantee
-//! breaks.
+//! program. Each ordering is an *edge* with two ends. A call site names the edge and its end of the
+//! edge. [`Edge`] describes both ends. The loom models weaken one end at a time (`weaken`), and
+//! check that the guarantee breaks.
 //!
 //! There are two shapes:
 //! * *Publication*: one side writes data, then a word with release. The other side reads the word
 //!   with acquire, then the data.
-//! * *Store, barrier, load*, on both sides: each side stores its word, passes a full barrier, and
+//! * *Store, barrier, load*, on both sides: each side stores its word, executes a full barrier, and
 //!   reads the other's word. Then at least one of the two sees the other's store. So no thread
 //!   sleeps while it has work, and no work stays undone because a lock was held.
 
@@ -28,8 +28,8 @@ pub enum Edge {
     /// barrier is the `smp_wmb` between its stores of the event and of the tail (`fs/aio.c`).
     AioTail,
     /// Head of the kernel's AIO ring: usring returns the events' slots to the kernel. The kernel
-    /// has no barrier but a control dependency: it reads the head, and then decides whether to
-    /// write an event.
+    /// executes no barrier here. It reads the head, and this value decides whether it writes an
+    /// event (a control dependency).
     AioHead,
     /// The SQ thread sets NEED_WAKEUP, then reads the SQ tail. The application stores the SQ tail,
     /// then reads NEED_WAKEUP.
@@ -40,10 +40,11 @@ pub enum Edge {
     /// the data that it has written to the driver's memory.
     UsedIndex,
     /// The back end stores the available index at which it wants a notification, then reads the
-    /// available index. The driver stores the available index, then reads at which index to notify.
+    /// available index. The driver stores the available index, then reads the index at which it has
+    /// to notify.
     AvailableEvent,
     /// The driver stores the used index at which it wants a notification, then reads the used
-    /// index. The back end stores the used index, then reads at which index to notify.
+    /// index. The back end stores the used index, then reads the index at which it has to notify.
     UsedEvent,
     /// The control plane of a vhost-user device publishes the device's new back end to the user of
     /// each queue. By then the old back end no longer uses the queue's memory.
@@ -55,13 +56,14 @@ pub enum Edge {
     /// work, then reads the announcement.
     Sleep,
     /// A process that begins to use an inherited ring marks the ring as shared, then reads the
-    /// announcements below. A thread that makes one of these announcements then reads the mark:
-    /// - it becomes the leader (the waiter that sleeps in the ring's epoll set);
-    /// - its process polls the ring's descriptor;
-    /// - its process makes registrations that other processes do not see yet.
+    /// announcements below. A thread that makes one of these announcements reads the mark
+    /// afterwards:
+    /// - the thread becomes the leader (the waiter that sleeps in the ring's epoll set);
+    /// - the thread's process polls the ring's descriptor;
+    /// - the thread's process makes registrations that other processes do not see yet.
     Share,
-    /// Task-work list: a pusher publishes its entry to the thread that takes entries, and publishes
-    /// it as the newest one to the next pusher.
+    /// Task-work list: a pusher publishes its entry to the thread that takes entries. It also
+    /// publishes the entry as the newest one to the next pusher.
     Queue,
     /// A lock's word: the thread that unlocks publishes the protected data to the next holder.
     Lock,
@@ -81,9 +83,8 @@ pub enum Edge {
     /// sent the signal that interrupts the call. The thread in the call waits for this publication
     /// before it leaves the call.
     Interrupt,
-    /// A change of credentials: the changing thread publishes the counts of changes and the change
-    /// itself. A service thread (a thread of usring that makes the same change) publishes its
-    /// answer.
+    /// A change of credentials. The changing thread publishes the change and the counts of changes.
+    /// A service thread (a thread of usring that makes the change, too) publishes its answer.
     Change,
     /// A user stores an object's address in its hazard pointer, then checks whether the object is
     /// still in its table. A remover takes the object out of the table, then reads all hazard
@@ -94,7 +95,7 @@ pub enum Edge {
     Watch,
 }
 
-/// The end of an [`Edge`] at which a call site lies.
+/// The end of an [`Edge`] that a call site implements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// Writes the word of a publication.
@@ -125,8 +126,8 @@ impl Edge {
         if self.is_weak(Side::Acquire) { Ordering::Relaxed } else { Ordering::Acquire }
     }
 
-    /// Returns the ordering for a read-modify-write that is both ends at once: it reads what the
-    /// other side published, and publishes to the next reader. The ordering is acquire and release.
+    /// Returns the ordering for a read-modify-write that is both ends at once: acquire and release.
+    /// It reads the data that the other side has published, and publishes to the next reader.
     #[inline(always)]
     pub fn both(self) -> Ordering {
         perturb();
@@ -147,9 +148,9 @@ impl Edge {
         }
     }
 
-    /// Executes the full barrier next to a read-modify-write, which is this side's store or its
-    /// read of the other side's word. On x86-64 the read-modify-write is a full barrier already, so
-    /// this function executes only a compiler fence. A loom model gets a real fence.
+    /// Executes the full barrier beside a read-modify-write. The read-modify-write is this side's
+    /// store, or its read of the other side's word. On x86-64 it is a full barrier already, so this
+    /// function executes only a compiler fence. A loom model gets a real fence.
     #[inline(always)]
     pub fn barrier_beside_rmw(self, side: Side) {
         #[cfg(all(target_arch = "x86_64", not(loom)))]
@@ -210,8 +211,9 @@ std::thread_local! {
     static WEAK: core::cell::Cell<Option<(Edge, Side)>> = const { core::cell::Cell::new(None) };
 }
 
-/// Runs a loom model with one side of one edge made relaxed, to show that the model needs that
-/// side. (loom runs all threads of a model in the thread that started the model.)
+/// Runs a loom model with one side of one edge made relaxed. The test then expects the model to
+/// fail, which shows that the model needs that side. (loom runs all threads of a model in the
+/// thread that started the model.)
 #[cfg(loom)]
 pub fn weaken<R>(edge: Edge, side: Side, model: impl FnOnce() -> R) -> R {
     struct Restore;

@@ -14,17 +14,18 @@
 //! - Every number of the reserve is occupied, by a duplicate or by a placeholder (a duplicate of an
 //!   unused eventfd). So a program that has used up its numbers finds none free below the kernel's
 //!   limit. The program gets `EMFILE` exactly where it would without usring.
-//! - dup3(2) replaces a placeholder by a duplicate, and later the duplicate by a placeholder. This
-//!   takes no more system calls than a duplicate and a close.
+//! - dup3(2) replaces a placeholder by a duplicate, and later the duplicate by a placeholder. These
+//!   are no more system calls than for making a duplicate and closing it.
 //! - The reserve grows on demand, up to the hard limit.
 //! - Only a host (the code in which the engine runs, such as `interpose`) that hides the raised
-//!   limit from the program may call [`allow_reserve`]. The host uses [`limits`], [`set_limits`]
-//!   and [`with_program_limit`] where the program reads or changes its limit, or executes another
-//!   program.
+//!   limit from the program may call [`allow_reserve`]. When the program reads or changes its
+//!   limit, the host uses [`limits`] or [`set_limits`]. When the program executes another program,
+//!   the host uses [`with_program_limit`].
 //!
-//! usring borrows numbers from the program's range, far above those that the program uses, if:
-//! - there is no reserve, because the hard limit is reached or the host does not allow one;
-//! - the program's limit is so high that no program reaches it.
+//! In two cases usring borrows numbers from the program's range, far above those that the program
+//! uses:
+//! - There is no reserve, because the hard limit is reached or the host does not allow one.
+//! - The program's limit is so high that no program reaches it.
 
 use crate::descriptor::{OwnedDescriptor, duplicate_from, same_file, set_close_on_exec};
 use crate::mutex::Mutex;
@@ -35,22 +36,72 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
 /// The lowest descriptor number that the seccomp filter examines. Descriptors of rings and of
-/// usring lie from here on, unless the program's limit of open files is lower: then placeholders
-/// and borrowed numbers may lie below. (A program rarely has 600 files open, and select(2) still
-/// accepts numbers below 1024.)
+/// usring have this number or a higher one. If the program's limit of open files is lower,
+/// placeholders and borrowed numbers may lie below. (A program rarely has 600 files open, and
+/// select(2) still accepts numbers below 1024.)
 pub const RESERVED_BASE: i32 = 600;
 
 /// The least hard limit of open files with which a program can have rings: they need 8 descriptors
 /// from [`RESERVED_BASE`] on.
 pub const LEAST_HARD_LIMIT: u64 = RESERVED_BASE as u64 + 8;
 
-/// Descriptor numbers that are private to usring, of duplicates and placeholders. The program may
-/// not use, close or replace them.
+/// Upper bound: every descriptor number of usring is below this one.
+const NUMBERS: i32 = 65536;
+
+/// A set of descriptor numbers, as a bitmap. Only the current owner of a number changes its bit.
+struct Numbers([AtomicU64; NUMBERS as usize / 64]);
+
+impl Numbers {
+    const fn none() -> Numbers {
+        Numbers([const { AtomicU64::new(0) }; NUMBERS as usize / 64])
+    }
+
+    fn word(&self, number: i32) -> Option<(&AtomicU64, u64)> {
+        self.0.get(width::index(number) / 64).map(|word| (word, 1 << (number % 64)))
+    }
+
+    #[inline]
+    fn has(&self, number: i32) -> bool {
+        number >= 0 && self.word(number).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
+    }
+
+    fn insert(&self, number: i32) {
+        if let Some((word, bit)) = self.word(number) {
+            word.fetch_or(bit, Ordering::Release);
+        }
+    }
+
+    /// Removes a number from the set. Returns `false` if the number was not in the set, or if
+    /// another thread has removed it.
+    fn remove(&self, number: i32) -> bool {
+        self.has(number)
+            && self.word(number).is_some_and(|(word, bit)| word.fetch_and(!bit, Ordering::Acquire) & bit != 0)
+    }
+
+    /// Returns the numbers in the set from `first` to `last`, in order.
+    fn between(&self, first: u32, last: u32) -> impl Iterator<Item = i32> {
+        let end = (last as usize).saturating_add(1).min(NUMBERS as usize);
+        let words = first as usize / 64..end.div_ceil(64).max(first as usize / 64);
+        let bits = words.flat_map(move |index| {
+            let mut bits = self.0[index].load(Ordering::Relaxed);
+            core::iter::from_fn(move || {
+                let number = (bits != 0).then(|| index * 64 + bits.trailing_zeros() as usize)?;
+                bits &= bits - 1;
+                Some(number)
+            })
+        });
+        bits.filter(move |number| (first as usize..end).contains(number)).map(|number| width::int(number as u64))
+    }
+}
+
+/// Descriptor numbers that are private to usring: those of duplicates and placeholders. The program
+/// is not allowed to use, close or replace them.
 static PRIVATE: Numbers = Numbers::none();
-/// All numbers of the reserve, usring's numbers above the program's limit. When a duplicate at such
-/// a number is closed, a placeholder replaces it.
+/// All numbers of the reserve (usring's numbers above the program's limit). If a duplicate with
+/// such a number is closed, a placeholder replaces it.
 static RESERVE: Numbers = Numbers::none();
-/// Numbers of the reserve whose placeholder (a duplicate of an unused eventfd) may be replaced.
+/// Numbers of the reserve whose placeholder (a duplicate of an unused eventfd) a new duplicate may
+/// replace.
 static IDLE: Numbers = Numbers::none();
 
 /// Private numbers whose descriptors every descendant of this process keeps open, until the owner
@@ -70,23 +121,24 @@ static PLACEHOLDER: AtomicI32 = AtomicI32::new(-1);
 /// Held while a thread changes the limits of open files or the size of the reserve.
 static CHANGING: PerProcess<Mutex<()>> = PerProcess::new();
 
-/// A soft limit of open files (RLIMIT_NOFILE) above this value is ample. Few programs open so many
-/// files, so usring borrows descriptor numbers below the limit.
+/// If the program's soft limit of open files (RLIMIT_NOFILE) is above this value, usring borrows
+/// descriptor numbers below the limit. Few programs open that many files.
 const AMPLE: u64 = 8192;
 /// Lowest number that usring borrows from the program's range if the program's limit is ample
 /// ([`AMPLE`]). Duplicates of descriptors below [`BORROWED_FOR_BELOW`] then have preferred numbers
 /// below 4096, so the kernel's descriptor table stays small.
 const BORROWED_ABOVE: u16 = 3040;
-/// Count of numbers at the start of usring's range for duplicates without a preferred number.
+/// How many numbers at the start of usring's range are for duplicates without a preferred number.
 const BELOW_PREFERRED: i32 = 32;
 /// If the program's limit is ample ([`AMPLE`]): a duplicate of a descriptor below this number gets
 /// a number borrowed from the program. A duplicate of any other descriptor gets a number of the
 /// reserve, above the program's limit.
 const BORROWED_FOR_BELOW: u16 = 1024;
-/// Count of numbers for which [`prepare_table`] makes room: enough for the first ring, and for the
-/// files of its first waiting requests.
+/// How many numbers [`prepare_table`] makes room for: enough for the first ring, and for the files
+/// of its first waiting requests.
 const FIRST_NUMBERS: u32 = 512;
-/// Least count of numbers by which the reserve (usring's numbers above the program's limit) grows.
+/// Least number of descriptors by which the reserve (usring's numbers above the program's limit)
+/// grows.
 const LEAST_GROWTH: i32 = 64;
 
 /// The ranges in which duplicates get their numbers.
@@ -97,8 +149,9 @@ struct Layout {
     limit: u32,
     /// Lowest borrowed number.
     above: u16,
-    /// If there is a reserve, a duplicate of a descriptor from this number on gets a number of the
-    /// reserve. A duplicate of a lower descriptor gets a number borrowed from the program.
+    /// Used if there is a reserve. A duplicate of a descriptor with this number or a higher one
+    /// gets a number of the reserve. A duplicate of a lower descriptor gets a number borrowed from
+    /// the program.
     borrowed_for_below: u16,
 }
 
@@ -143,7 +196,7 @@ impl Layout {
 
     /// Returns whether a duplicate of descriptor `number` gets a number of the reserve, above the
     /// program's limit. Once the program has a descriptor in the upper half of its range, usring
-    /// borrows no numbers any more.
+    /// borrows no more numbers from that range.
     fn reserves_for(self, number: i32) -> bool {
         if self.limit != 0 && self.borrowed_for_below != 0 && number.cast_unsigned() >= self.limit / 2 {
             LAYOUT.store(Layout { borrowed_for_below: 0, ..self }.word(), Ordering::Relaxed);
@@ -162,18 +215,17 @@ impl Layout {
     }
 }
 
-/// Returns the preferred number: the number that a duplicate of descriptor `number` gets if it is
-/// free. The preferred number is computed from `number`, so it is the same for a later duplicate of
-/// this descriptor.
+/// Returns the preferred number: a duplicate of descriptor `number` gets it if it is free. It is
+/// computed from `number`, so a later duplicate of this descriptor has this preferred number, too.
 pub fn preferred(number: i32) -> i32 {
     number.saturating_add(Layout::current().base_for(number) + BELOW_PREFERRED)
 }
 
-/// Whether any number is or was private to usring in this process. A forked child determines it
+/// Whether any number is private to usring in this process, or was. A forked child determines this
 /// anew.
 static HAS_PRIVATE: AtomicBool = AtomicBool::new(false);
 
-/// Returns whether a process forked now may inherit numbers that are private to usring.
+/// Returns whether a child forked now may inherit numbers that are private to usring.
 pub fn has_private() -> bool {
     HAS_PRIVATE.load(Ordering::Relaxed)
 }
@@ -191,8 +243,8 @@ pub fn is_private(number: i32) -> bool {
     PRIVATE.has(number) && (number >= RESERVED_BASE || is_still_ours(number))
 }
 
-/// Returns whether a number below [`RESERVED_BASE`] still belongs to usring. The seccomp filter
-/// does not trap a close of such a number, so the program may have closed a placeholder.
+/// Returns whether a number below [`RESERVED_BASE`] still belongs to usring. The program may have
+/// closed a placeholder there, because the seccomp filter does not trap a close of such a number.
 #[cold]
 fn is_still_ours(number: i32) -> bool {
     if !RESERVE.has(number) || same_file(number, PLACEHOLDER.load(Ordering::Relaxed)) != Some(false) {
@@ -227,7 +279,7 @@ pub fn private_between(first: u32, last: u32) -> impl Iterator<Item = u32> {
 
 /// Allows usring to raise the limit of open files (RLIMIT_NOFILE), and to use descriptor numbers
 /// above the program's own limit (the reserve). Only code that hides the raised limit from the
-/// program may call this.
+/// program may call this function.
 pub fn allow_reserve() {
     ALLOWED.store(true, Ordering::Relaxed);
     LAYOUT.store(0, Ordering::Relaxed);
@@ -239,12 +291,12 @@ pub fn allow_reserve() {
 /// Errors: `EBADF`; `EMFILE` if no number is left within the limits.
 pub fn duplicate(of: i32, wish: Option<i32>) -> Result<OwnedDescriptor, Errno> {
     match duplicate_by(Layout::current(), of, wish) {
-        // EINVAL: the program has lowered its limit, so the ranges of usring's numbers are computed
-        // again.
+        // EINVAL: the program has lowered its limit. So the ranges of usring's numbers are computed
+        // again before the next attempt.
         Err(Errno::EINVAL) => duplicate_by(Layout::make(), of, None),
         answer => answer,
     }
-    // If no number is left, the error is `EMFILE`, as from dup(2).
+    // If no number is left, the error is `EMFILE`, which dup(2) would return.
     .map_err(|error| if error == Errno::EINVAL { Errno::EMFILE } else { error })
 }
 
@@ -262,7 +314,7 @@ fn duplicate_by(layout: Layout, of: i32, wish: Option<i32>) -> Result<OwnedDescr
 }
 
 /// Makes a duplicate for the program, at a number of the reserve: the descriptor of a ring. The
-/// program may use and close it, unlike usring's private descriptors.
+/// program may use and close it, in contrast to usring's private descriptors.
 ///
 /// Errors: `EMFILE` if there is no reserve, or no number is left in it; those of dup3(2).
 pub fn duplicate_for_program(of: i32, close_on_exec: bool) -> Result<OwnedDescriptor, Errno> {
@@ -296,8 +348,8 @@ fn replace(of: i32, number: i32, flags: u32) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_dup3, [width::word(of), width::word(number), u64::from(flags), 0, 0]).run().map(drop)
 }
 
-/// Removes a placeholder's number from `IDLE`, so that the caller can replace the placeholder.
-/// Takes the number `wish`, or another if `wish` is not idle.
+/// Removes the number of a placeholder from `IDLE`, so that the caller can replace the placeholder.
+/// Takes the number `wish` if it is idle, and otherwise another. Returns the number.
 fn take(wish: i32) -> Option<i32> {
     let end = || width::int(RAISED.load(Ordering::Relaxed));
     if wish >= end() {
@@ -325,8 +377,8 @@ fn grow(least: i32) -> bool {
     let Ok([soft, hard]) = kernel_limits() else { return false };
     let mut end = RAISED.load(Ordering::Relaxed);
     if end != soft {
-        // The soft limit is the program's own: either usring has not raised it, or the program has
-        // changed it since.
+        // The kernel's soft limit is the program's own: usring has not raised it, or the program
+        // has changed it since.
         begin_at(soft);
         end = soft;
     }
@@ -344,8 +396,8 @@ fn grow(least: i32) -> bool {
 /// Occupies all free numbers in `first..end` by placeholders.
 fn fill(first: i32, end: i32) {
     if PLACEHOLDER.load(Ordering::Relaxed) < 0 {
-        // All placeholders are duplicates of this eventfd. So its number lies where the seccomp
-        // filter traps a close by the program.
+        // All placeholders are duplicates of this eventfd. So its number has to lie in the range in
+        // which the seccomp filter traps a close by the program.
         let Ok(event) = eventfd::create() else { return };
         let Some(number) = occupy(event.number(), first.max(RESERVED_BASE), end) else { return };
         PLACEHOLDER.store(number, Ordering::Relaxed);
@@ -360,7 +412,7 @@ fn fill(first: i32, end: i32) {
     }
 }
 
-/// Adds the first free number in `first..end` to the reserve: makes a duplicate of `of` there.
+/// Adds the first free number in `first..end` to the reserve, by making a duplicate of `of` there.
 /// Returns the number; `None` if none is free.
 fn occupy(of: i32, first: i32, end: i32) -> Option<i32> {
     if first >= end {
@@ -376,8 +428,8 @@ fn occupy(of: i32, first: i32, end: i32) -> Option<i32> {
     Some(number)
 }
 
-/// Stores the program's new soft limit, and closes the placeholders below it, so that the program
-/// can use their numbers.
+/// Stores the program's new soft limit. Closes the placeholders below it, so that the program can
+/// use their numbers.
 fn begin_at(limit: u64) {
     PROGRAM_LIMIT.store(limit, Ordering::Relaxed);
     RAISED.store(0, Ordering::Relaxed);
@@ -389,8 +441,8 @@ fn begin_at(limit: u64) {
             PLACEHOLDER.store(-1, Ordering::Relaxed);
         }
         let is_below = number < RESERVED_BASE && is_private(number);
-        // If a duplicate has this number, no placeholder replaces the duplicate at its close. The
-        // number is then free for the program.
+        // A duplicate may have this number. When the duplicate is closed, no placeholder replaces
+        // it, and the number is free for the program.
         RESERVE.remove(number);
         if IDLE.remove(number) || is_placeholder || is_below {
             PRIVATE.remove(number);
@@ -399,9 +451,9 @@ fn begin_at(limit: u64) {
     }
 }
 
-/// Makes a duplicate of `of` below the program's limit: at the first free number from `wish` on. If
-/// there is none, tries the numbers from `base` on, and then any number. Errors: `EINVAL` if the
-/// limit is lower than `base`.
+/// Makes a duplicate of `of` below the program's limit, at the first free number from `wish` on. If
+/// no number is free there, tries the numbers from `base` on, and then all numbers. Errors:
+/// `EINVAL` if the limit is lower than `base`.
 fn borrowed(of: i32, wish: i32, base: i32) -> Result<OwnedDescriptor, Errno> {
     let mut answer = Err(Errno::EMFILE);
     for lowest in [wish, base, RESERVED_BASE.min(base), 3] {
@@ -458,8 +510,8 @@ pub fn is_raised() -> bool {
     RAISED.load(Ordering::Relaxed) != 0
 }
 
-/// Runs `work`, an execve(2), while the kernel's soft limit is the program's own, because the
-/// executed program inherits it. A limit that a vfork child has set itself stays as it is.
+/// Runs `work`, an execve(2), with the program's own limit as the kernel's soft limit, because the
+/// executed program inherits it. If a vfork child has set a limit itself, that limit stays.
 pub fn with_program_limit<T>(work: impl FnOnce() -> T) -> T {
     let raised = RAISED.load(Ordering::Relaxed);
     let known = if raised == 0 { None } else { kernel_limits().ok() };
@@ -487,9 +539,9 @@ fn set_kernel_limits(limits: [u64; 2]) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_prlimit64, [0, u64::from(linux::RLIMIT_NOFILE), address, 0, 0]).run().map(drop)
 }
 
-/// Makes the kernel grow the descriptor table to the size that usring's first numbers need. With
-/// one thread this takes microseconds. With several threads each growth waits for an RCU grace
-/// period, 10 ms or more.
+/// Makes the kernel grow the descriptor table to the size that usring's first numbers need. In a
+/// process with one thread this takes microseconds. With several threads each growth waits for an
+/// RCU grace period, 10 ms or more.
 pub fn prepare_table() {
     let room = Layout::current().base_for(0).unsigned_abs() + FIRST_NUMBERS;
     let last = ((room.next_power_of_two() - 1).min(NUMBERS as u32 - 1)).cast_signed();
@@ -498,8 +550,8 @@ pub fn prepare_table() {
     if lacks && (hard <= width::word(last) || set_kernel_limits([width::word(last) + 1, hard]).is_err()) {
         return;
     }
-    // The descriptor is an eventfd, because closing a duplicate of a file of the program could drop
-    // record locks that the process kept over execve(2).
+    // The descriptor is a new eventfd, and no duplicate of a file of the program. To close such a
+    // duplicate could drop record locks that the process kept over execve(2).
     if let Ok(event) = eventfd::create() {
         drop(duplicate_from(event.number(), last));
     }
@@ -530,7 +582,8 @@ pub fn close_after_fork(keeps: impl Fn(i32) -> bool) {
 }
 
 /// Clears this process's record of the reserve (usring's numbers), and leaves usring's descriptors
-/// open. A child that shares its parent's descriptor table calls this: the parent still uses them.
+/// open. For a child that shares its parent's descriptor table: the parent still uses the
+/// descriptors.
 pub fn leave_to_parent() {
     forget_reserve();
 }

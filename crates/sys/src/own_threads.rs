@@ -2,8 +2,8 @@
 //! to its end.
 //!
 //! [`crate::credentials`] finds in the table the threads that have to make a change of credentials.
-//! The kernel itself writes a thread's id to the table, while it creates the thread. So no change
-//! can miss a new thread, and no thread of usring is mistaken for a thread of the program.
+//! The kernel itself writes a thread's id to the table, while it creates the thread. So a change
+//! reaches every new thread, and no thread of usring is mistaken for a thread of the program.
 
 use crate::credential_change::{Follower, Generations, Order, Origin};
 use crate::signals::{is_alive, thread_id};
@@ -19,16 +19,16 @@ pub(crate) struct Slot {
     /// The thread's id, or [`RESERVED`] until clone(2) has written it. The kernel stores [`FREE`]
     /// when the thread has ended (CLONE_CHILD_CLEARTID).
     thread: AtomicU32,
-    /// Id of the thread that has the slot or had it last. An ended thread stays in /proc/self/task
-    /// for a moment after the kernel has cleared `thread`.
+    /// Id of the thread that has the slot or had it last. It is needed because an ended thread
+    /// stays in /proc/self/task for a moment after the kernel has cleared `thread`.
     last: AtomicU32,
     /// The thread's [`ThreadId`] from [`ThreadSlot::begin`] to [`ThreadSlot::end`]; otherwise 0.
     locals: AtomicUsize,
     /// The thread's [`Credentials`], as a number.
     kind: AtomicU32,
-    /// The bitwise complement of the generation of the credentials that the thread started with
-    /// (see [`Generations`]), or of [`UNKNOWN`]. So an unused slot is zero, and the table takes no
-    /// room in the files of launcher and library.
+    /// The generation of the credentials with which the thread started (see [`Generations`]), or
+    /// [`UNKNOWN`]. Stored as its bitwise complement. So an unused slot is zero, and the table
+    /// takes no room in the files of launcher and library.
     generation: AtomicU32,
     pub follower: Follower,
 }
@@ -47,7 +47,7 @@ loom::lazy_static! {
     static ref TABLE: alloc::vec::Vec<Slot> = (0..THREADS).map(|_| Slot::new()).collect();
 }
 
-/// Number of leading slots of [`TABLE`] that have ever been used.
+/// Number of slots of [`TABLE`] that have ever been used. They are the first slots of the table.
 static USED: AtomicU32 = AtomicU32::new(0);
 
 impl Slot {
@@ -101,13 +101,14 @@ impl Slot {
     }
 
     /// Returns whether `thread` had this slot of the thread table last, and is ending or has ended.
-    /// Returns `false` if a new thread has got the same id and is alive.
+    /// Returns `false` if a new thread with this id is alive.
     fn is_left_by(&self, thread: u32) -> bool {
         let ends = || program_threads::is_ending(thread) || !is_alive(thread);
         self.last.load(Ordering::Acquire) == thread && ends()
     }
 
-    /// Returns the generation of the credentials that the thread started with, if it is known.
+    /// Returns the generation of the credentials with which the thread started. `None` if it is not
+    /// known.
     pub fn generation(&self) -> Option<u32> {
         let generation = !self.generation.load(Ordering::Acquire);
         (generation != UNKNOWN).then_some(generation)
@@ -127,7 +128,7 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Slot> {
 /// and for a thread of usring before [`ThreadSlot::begin`] or after [`ThreadSlot::end`].
 pub(crate) fn current() -> Option<&'static Slot> {
     let ThreadId(locals) = thread::current();
-    // The thread pointer may be 0 in a thread that the program made by a raw clone(2). `locals` of
+    // A thread that the program made by a raw clone(2) may have the thread pointer 0. `locals` of
     // an unused slot is 0, too, so the search below would find such a slot.
     if locals == 0 {
         return None;
@@ -149,7 +150,7 @@ pub enum Owner {
     Usring,
     /// A thread of usring that submits with credentials of its own ([`Credentials::OfSubmitter`]).
     Submitter,
-    /// Not known: a thread of usring is just being started, and may be the one examined.
+    /// Not known. usring is just starting a thread, which may be the examined thread.
     Unknown,
 }
 
@@ -158,8 +159,8 @@ pub enum Owner {
 pub fn owner_of(thread: u32) -> Owner {
     let mut owner = Owner::Program;
     for slot in all() {
-        // One load is enough: usring reserves a thread's slot before it makes the thread, so before
-        // /proc/self/task lists the thread.
+        // One load is enough. usring reserves a thread's slot before it makes the thread. So when
+        // /proc/self/task lists the thread, its slot is already reserved.
         match slot.thread.load(Ordering::Acquire) {
             found if found == thread && slot.has(Credentials::OfSubmitter) => return Owner::Submitter,
             found if found == thread => return Owner::Usring,
@@ -187,7 +188,7 @@ pub(crate) fn forget() {
 }
 
 /// A slot of the table, reserved for one thread of usring. The kernel frees the slot of a bare
-/// thread (made by clone(2)). For any other thread, dropping this value frees the slot.
+/// thread (made by clone(2)). For any other thread, the drop of this value frees the slot.
 #[derive(Debug)]
 pub struct ThreadSlot {
     index: usize,
@@ -212,8 +213,8 @@ impl ThreadSlot {
         Ok(ThreadSlot { index, origin })
     }
 
-    /// Returns the word to which clone(2) writes the thread's id, and which the kernel clears when
-    /// the thread ends.
+    /// Returns the word for the thread's id: clone(2) writes the id to it, and the kernel clears it
+    /// when the thread ends.
     pub fn thread_word(&self) -> *mut u32 {
         TABLE[self.index].thread.as_ptr()
     }
@@ -230,9 +231,9 @@ impl ThreadSlot {
         thread
     }
 
-    /// Ends the calling thread's use of its slot. Removes its [`ThreadId`], because a new thread
-    /// may soon get the same one. Then frees the slot. The slot of a bare thread (made by clone(2))
-    /// stays: the kernel frees it when the thread has ended.
+    /// Ends the calling thread's use of its slot. Removes the thread's [`ThreadId`], because a new
+    /// thread may soon get an equal one. Then frees the slot. The slot of a bare thread (made by
+    /// clone(2)) stays: the kernel frees it when the thread has ended.
     pub fn end(self, is_bare: bool) {
         TABLE[self.index].locals.store(0, Ordering::Release);
         if is_bare {

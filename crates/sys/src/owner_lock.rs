@@ -1,28 +1,28 @@
 //! A lock that becomes free when its holder dies.
 //!
-//! A vfork child works in its parent's memory and may be killed at any instruction, while the
-//! parent continues with the same locks. If such a child acquires a lock of the process, the kernel
-//! must know the lock's owner. So the lock's word holds the owner's thread id (a PI futex):
+//! A vfork child works in its parent's memory and may be killed at any instruction. The parent then
+//! continues with the locks of this memory. If such a child acquires a lock of the process, the
+//! kernel must know the lock's owner. So the lock's word holds the owner's thread id (a PI futex):
 //! - The kernel reports a dead holder by `ESRCH`.
 //! - If the holder dies while other threads sleep, the kernel passes the lock on.
 //!
-//! Limit: the id is that of the holder's own PID namespace. A child that shares its parent's
-//! memory, but is in another PID namespace, may have the same id as another thread.
+//! Limit: the id is valid in the holder's own PID namespace. A child that shares its parent's
+//! memory may be in another PID namespace. Its id may then equal that of another thread.
 
 use crate::{Errno, SystemCall, signals, wait};
 use core::sync::atomic::{AtomicU32, Ordering};
 use linux_raw_sys::general as linux;
 
 const FREE: u32 = 0;
-/// Pause between two attempts to acquire the lock if the kernel cannot determine its holder, in
-/// nanoseconds.
+/// Pause between two attempts to acquire the lock, in nanoseconds. Used if the kernel cannot
+/// determine the lock's holder.
 const PAUSE: u64 = 1_000_000;
 
 /// A lock that becomes free when its holder dies; see the head of this file.
 #[derive(Debug, Default)]
 pub struct OwnerLock(AtomicU32);
 
-/// Proof that an [`OwnerLock`] is held. Dropping it unlocks.
+/// Proof that an [`OwnerLock`] is held. Dropping the guard unlocks.
 #[derive(Debug)]
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct OwnerGuard<'a> {
@@ -35,8 +35,8 @@ impl OwnerLock {
         OwnerLock(AtomicU32::new(FREE))
     }
 
-    /// Waits for the lock and acquires it. The caller has blocked all signals, so no signal handler
-    /// on the same thread waits for the lock.
+    /// Waits for the lock and acquires it. The caller has blocked all signals. Otherwise a signal
+    /// handler could wait for the lock on the thread that holds it.
     pub fn lock(&self) -> OwnerGuard<'_> {
         let owner = current();
         let mut seen = FREE;
@@ -67,13 +67,13 @@ impl OwnerLock {
 impl Drop for OwnerGuard<'_> {
     fn drop(&mut self) {
         let word = &self.lock.0;
-        // A forked child has a copy of the guard, but the parent's thread still holds the lock. So
-        // the child does not release it.
+        // This may be a forked child, which has a copy of the guard. The parent's thread still
+        // holds the lock, so the child does not release it.
         if self.owner == current()
             && word.compare_exchange(self.owner, FREE, Ordering::Release, Ordering::Relaxed).is_err()
         {
-            // The lock's word says that a thread sleeps, so the kernel has to unlock it. The kernel
-            // refuses if it knows no sleeper. A plain store then unlocks the word.
+            // The lock's word shows that a thread sleeps, so the kernel has to unlock it. If the
+            // kernel finds no sleeping thread, it refuses, and a plain store unlocks the word.
             if self.lock.control(linux::FUTEX_UNLOCK_PI).is_err() {
                 word.store(FREE, Ordering::Release);
             }

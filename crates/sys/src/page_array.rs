@@ -1,7 +1,7 @@
 //! Arrays of atomic words on pages of their own. The words are zero at first, and the kernel
-//! allocates a page when it is touched. The arrays serve for the swap code's tables, whose length
-//! is known only at run time. Such a table must not lie in swapped memory, to which the heap may
-//! belong. So the table has pages of its own.
+//! allocates a page when it is touched. The swap code uses the arrays for tables whose length is
+//! known only at run time. Such a table must not lie in swapped memory. The heap may be swapped
+//! memory, so the table cannot lie in the heap.
 
 use crate::Errno;
 
@@ -59,8 +59,8 @@ mod machine {
     }
 
     impl<T: Word> PageArray<T> {
-        /// Maps `count` words of a memfd from the byte `offset` on, shared with every process that
-        /// maps them.
+        /// Maps `count` words of a memfd from the byte `offset` on. Every process that maps them
+        /// shares them.
         pub fn of_file(file: &OwnedDescriptor, offset: usize, count: usize) -> Result<Self, Errno> {
             let bytes = count.max(1).checked_mul(size_of::<T>()).ok_or(Errno::ENOMEM)?;
             let source = Some((file.number(), offset));

@@ -9,13 +9,13 @@
 //! 3. A thread that removes an entry clears it in the table, executes a full barrier, and waits
 //!    until no fault slot names the entry.
 //!
-//! The thread pointer selects the fault slot at which a thread's search for a free one begins, so
-//! threads rarely compete for a fault slot.
+//! A thread searches for a free fault slot from a position on that depends on its thread pointer.
+//! So threads rarely compete for a fault slot.
 //!
 //! # Stacks
 //! A thread's signal stack often has only two pages, which is too small for a server that makes
 //! requests to devices. So each fault slot has a stack of its own, on which the server runs. The
-//! slot's first user maps the stack.
+//! first thread that uses the slot maps the stack.
 
 use crate::mapping::{PAGE, private_pages};
 use crate::mutex::Mutex;
@@ -36,7 +36,7 @@ pub struct Fault {
     pub address: usize,
     pub cause: Cause,
     pub write: bool,
-    /// Whether the page of the fault is present, but does not permit the access.
+    /// Whether the faulting page is present. If so, it does not permit the access.
     pub present: bool,
     /// Number of the thread's fault slot, for a server that keeps data for each slot.
     pub slot: usize,
@@ -58,13 +58,14 @@ pub enum Cause {
 /// The answer of a [`FaultServer`]: how the faulting thread continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Served {
-    /// The fault is not in memory of the server: the handler continues as if there was no server.
+    /// The fault is not in memory of the server. The fault handler continues as if there were no
+    /// server.
     Foreign,
     /// The faulting instruction is executed again.
     Again,
     /// The thread gets SIGBUS.
     Refused,
-    /// The thread gets SIGSEGV: to the program, the address is not mapped.
+    /// The thread gets SIGSEGV. For the program, the address is not mapped.
     Unmapped,
 }
 
@@ -83,8 +84,9 @@ pub fn is_mapped(address: usize) -> bool {
     SystemCall::new(linux::__NR_mincore, arguments).run().is_ok()
 }
 
-/// Returns whether the kernel permits an access now. Makes a call that changes nothing, and checks
-/// for EFAULT. (The call may wake a thread that sleeps in futex(2) on the examined word.)
+/// Returns whether the kernel permits an access now. Makes a system call on that memory which
+/// changes nothing, and checks for EFAULT. (The call may wake a thread that sleeps in futex(2) on
+/// the examined word.)
 pub fn allows(address: usize, write: bool) -> bool {
     /// The operation of FUTEX_WAKE_OP: "or" with zero bits.
     const CHANGE_NOTHING: u64 = (linux::FUTEX_OP_OR as u64) << 28;
@@ -97,8 +99,8 @@ pub fn allows(address: usize, write: bool) -> bool {
         // second word, or answers `EFAULT`.
         unsafe { syscall6(linux::__NR_futex, [nobody.as_ptr() as u64, operation, 0, 0, word, mark]) }
     } else {
-        // This is not a valid `how` of rt_sigprocmask(2). The kernel checks this argument after it
-        // has read the mask at `start`.
+        // The value is no valid `how` of rt_sigprocmask(2). The kernel first reads the mask at
+        // `start`, and then checks this argument.
         const NO_WAY: u64 = u32::MAX as u64;
         let start = (address & !7) as u64;
         // SAFETY: the kernel only reads the eight bytes at `start`, if it can, and then refuses the
@@ -110,7 +112,7 @@ pub fn allows(address: usize, write: bool) -> bool {
 
 /// Maximum number of ranges with a fault server that are registered at the same time.
 pub const MOST_RANGES: usize = 256;
-/// Number of fault slots, a power of two. If all are in use, a further faulting thread waits.
+/// Number of fault slots, a power of two. If all are in use, the next faulting thread waits.
 pub const FAULT_SLOTS: usize = 256;
 /// Size of each fault slot's stack, in bytes. The kernel allocates its pages when they are touched.
 const STACK: usize = 64 * 1024;
@@ -120,8 +122,8 @@ struct ServedRange {
     server: Arc<dyn FaultServer>,
 }
 
-/// A row of the table of ranges. `start` and `end` are copies for a fast search. The copies may be
-/// out of date, so the search then checks `range` in the row's [`ServedRange`].
+/// A row of the table of ranges. `start` and `end` are copies for a fast search. They may be out of
+/// date. So after a match the search checks `range` in the row's [`ServedRange`].
 struct RangeRow {
     start: AtomicUsize,
     end: AtomicUsize,
@@ -132,7 +134,7 @@ static TABLE: [RangeRow; MOST_RANGES] = [const {
     RangeRow { start: AtomicUsize::new(0), end: AtomicUsize::new(0), entry: AtomicPtr::new(core::ptr::null_mut()) }
 }; MOST_RANGES];
 
-/// Number of leading rows of [`TABLE`] that have ever been used.
+/// Number of rows of [`TABLE`] that have ever been used. They are the first rows of the table.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
 /// Held while the table of ranges is changed. Never acquired in a signal handler.
@@ -181,8 +183,8 @@ pub fn register(range: Range<usize>, server: Arc<dyn FaultServer>) -> Option<Reg
     Some(Registration { row, entry: AtomicPtr::new(fresh) })
 }
 
-/// Removes older ranges that overlap with `range`. In a forked child the table still has ranges of
-/// the parent, and the kernel may map other memory at their addresses.
+/// Removes older ranges that overlap with `range`. There are such ranges in a forked child: the
+/// table still has the parent's ranges, and the kernel may map other memory at their addresses.
 fn replace_older(range: &Range<usize>) {
     for RangeRow { start, end, entry } in &TABLE {
         if start.load(Ordering::Relaxed) < range.end && range.start < end.load(Ordering::Relaxed) {
@@ -194,9 +196,9 @@ fn replace_older(range: &Range<usize>) {
 }
 
 impl Registration {
-    /// Drops this value without removing the range. A forked child calls this: there the fault
-    /// slots of the parent's threads may name the range's table entry for ever, so a wait for these
-    /// slots would never end.
+    /// Drops this value without removing the range. For a forked child: to remove the range, it
+    /// would wait until no fault slot names the range. The fault slots of the parent's threads may
+    /// name the range for ever.
     pub fn forget(self) {
         core::mem::forget(self);
     }
@@ -226,7 +228,7 @@ impl Drop for Registration {
     }
 }
 
-/// Frees all fault slots, in a forked child: the parent's faulting threads do not exist there.
+/// Frees all fault slots. For a forked child, in which the parent's faulting threads do not exist.
 pub fn forget_after_fork() {
     // Writes only to slots in use: a write to a free slot would copy a page that the child shares
     // with its parent.
@@ -240,8 +242,8 @@ pub fn fault_slot() -> usize {
     spread::row(thread::current().0, FAULT_SLOTS)
 }
 
-/// For the fault handler: calls the server of the range that contains the fault's address, if there
-/// is one. `fault.slot` need not be set.
+/// Called by the fault handler. Calls the server of the range that contains the fault's address, if
+/// there is one. `fault.slot` need not be set.
 pub(crate) fn call_server(fault: Fault) -> Served {
     call_server_of_row(fault).unwrap_or(Served::Foreign)
 }
@@ -264,8 +266,8 @@ fn call_server_of_row(fault: Fault) -> Option<Served> {
     served
 }
 
-/// Acquires a fault slot, and stores in it the entry of `row`, a row of the table of ranges.
-/// Returns the slot's number and the entry. `None` if the row has no entry.
+/// Acquires a fault slot, and stores in it the entry of `row` (a row of the table of ranges).
+/// Returns the number of the fault slot, and the entry. `None` if the row has no entry.
 fn enter(row: &RangeRow) -> Option<(usize, *mut ServedRange)> {
     let first = fault_slot();
     let mut step = 0;
@@ -320,8 +322,8 @@ unsafe extern "C" {
     fn usring_on_stack(function: extern "C" fn(*mut c_void), argument: *mut c_void, top: usize);
 }
 
-/// A function that runs on the stack of a fault slot, and its result. (Each thread that handles a
-/// page fault holds one fault slot.)
+/// A function that runs on the stack of a fault slot, and its result. (A thread has a fault slot
+/// while it handles a page fault.)
 struct Task<'a> {
     work: &'a mut dyn FnMut() -> Served,
     served: Served,
@@ -341,7 +343,7 @@ fn on_stack(slot: &FaultSlot, work: &mut dyn FnMut() -> Served) -> Served {
                 slot.stack.store(top, Ordering::Relaxed);
                 top
             }
-            // There is no memory for a stack, so the thread's own stack is used.
+            // There is no memory for a stack, so the function runs on the thread's own stack.
             None => return work(),
         },
         top => top,

@@ -1,6 +1,5 @@
-//! Memory whose pages usring itself evicts and brings back: the range that the program uses
-//! ([`Window`]), and the operations of the pager, the swap code that moves the pages
-//! ([`PagedMemory`]).
+//! Memory whose pages usring itself evicts and brings back. The program uses the memory through a
+//! [`Window`]. The pager (the swap code that moves the pages) uses it through a [`PagedMemory`].
 //!
 //! There are two kinds:
 //! - *anonymous*: private pages. [`crate::userfault`] fills and protects them.
@@ -15,15 +14,15 @@
 //! signal.
 //!
 //! No thread reads a page that is being freed. But a read fault on another page also maps up to 15
-//! neighbours, regardless of madvise(2). So the pager never reads the contents' view where that
-//! could fault. It first maps the pages there by write faults, which map no neighbours
+//! neighbours, whatever madvise(2) has set. So the pager never reads the contents' view where the
+//! read could fault. It first maps the pages there by write faults, which map no neighbours
 //! ([`PagedMemory::prepare_reading`]). In the program's view every page that is not resident has a
 //! marker, and the kernel maps no page with a marker.
 //!
 //! # Forked children
 //! A forked child gets neither view (MADV_DONTFORK). Otherwise it would find zeroes in place of an
-//! evicted anonymous page, and would share a file's pages that should be copies. The child has the
-//! memory only if the pager passes it on:
+//! evicted anonymous page. It would also share the pages of a file with its parent, instead of
+//! having copies. The child has the memory only if the pager passes it on:
 //! - *anonymous*: the kernel copies the pages that are present ([`PagedMemory::set_inherited`]).
 //!   The child's own pager has to bring back the evicted ones.
 //! - *aliased*: the pager copies the pages ([`PagedMemory::copy`]), and the child maps the copy
@@ -40,15 +39,15 @@ use linux_raw_sys::general as linux;
 
 /// Alignment of both views, in bytes. A read fault also maps neighbouring pages, within an aligned
 /// window that is smaller than this (fault_around_bytes). So in the contents' view one read fault
-/// maps pages of one cluster only (pages that the pager evicts together). Another thread may be
-/// evicting the next cluster meanwhile.
+/// maps only pages of one cluster (pages that the pager evicts together). This matters because
+/// another thread may be evicting the next cluster meanwhile.
 ///
-/// Reads can fault there although [`PagedMemory::prepare_reading`] has mapped the pages: the kernel
+/// Such reads can fault although [`PagedMemory::prepare_reading`] has mapped the pages: the kernel
 /// may have unmapped some of them since then, to swap them itself.
 const ALIGNED: usize = 2 << 20;
 
-/// Maximum number of attempts to make a call that the kernel refuses for lack of memory; and the
-/// pause between two attempts, in nanoseconds.
+/// If the kernel refuses a call for lack of memory: the maximum number of attempts, and the pause
+/// between two attempts in nanoseconds.
 const MOST_ATTEMPTS: u32 = 100;
 const PAUSE: u64 = 1_000_000;
 
@@ -65,8 +64,8 @@ pub struct PagedMemory {
     process: &'static u64,
 }
 
-/// The program's view of a [`PagedMemory`], which has one window only. An access to it may raise a
-/// signal, in whose handler the pager brings the page back.
+/// The program's view of a [`PagedMemory`], which has only one window. An access to it may raise a
+/// signal. The signal's handler calls the pager, which brings the page back.
 #[derive(Debug)]
 pub struct Window {
     memory: Arc<PagedMemory>,
@@ -107,7 +106,7 @@ fn new_file(length: usize) -> Result<OwnedDescriptor, Errno> {
 }
 
 impl PagedMemory {
-    /// Maps private pages. They begin at the address `at`, if one is given.
+    /// Maps private pages. They begin at the address `at`; `None`: the kernel chooses the address.
     pub fn anonymous(length: usize, at: Option<usize>) -> Result<Window, Errno> {
         let process = PROCESS.get_or_make(|| 0);
         let address = map_memory(length, at, ANONYMOUS, None)?;
@@ -116,7 +115,8 @@ impl PagedMemory {
         Ok(Window { memory: Arc::new(memory) })
     }
 
-    /// Maps a new memfd twice. The program's view begins at the address `at`, if one is given.
+    /// Maps a new memfd twice. The program's view begins at the address `at`; `None`: the kernel
+    /// chooses the address.
     pub fn aliased(length: usize, at: Option<usize>) -> Result<Window, Errno> {
         let process = PROCESS.get_or_make(|| 0);
         let file = new_file(length)?;
@@ -145,7 +145,8 @@ impl PagedMemory {
         self.advise(self.address + offset, length, advice)
     }
 
-    /// In a forked child, makes the window of the anonymous memory that the child has inherited.
+    /// Makes the window of the anonymous memory that a forked child has inherited. Called in the
+    /// child.
     pub fn inherit(&self) -> Window {
         assert!(self.alias.is_none(), "a child does not inherit memory of a file");
         let process = PROCESS.get_or_make(|| 0);
@@ -159,8 +160,8 @@ impl PagedMemory {
     }
 
     /// Copies the content of resident pages of aliased memory to their offsets in another file. No
-    /// thread may free a page meanwhile, because reading the contents' view may fault and map
-    /// neighbours (see the head of this file).
+    /// thread may free a page meanwhile: the read of the contents' view may fault, and then maps
+    /// neighbouring pages, too (see the head of this file).
     pub fn copy(&self, offset: usize, length: usize, to: &OwnedDescriptor) -> Result<(), Errno> {
         let content = self.readable_address(offset, length);
         let mut done = 0;
@@ -175,10 +176,10 @@ impl PagedMemory {
         Ok(())
     }
 
-    /// In a forked child, maps `parts` of `file` at the parent's addresses. `file` is a copy that
-    /// the parent made ([`PagedMemory::copy`]). The parts permit no access until the child's pager
-    /// calls [`PagedMemory::set_permitted`]. After an error some parts may be mapped already; the
-    /// caller unmaps them by [`PagedMemory::unmap_in_child`].
+    /// Called in a forked child: maps `parts` of `file` at the parent's addresses. `file` is a copy
+    /// that the parent made ([`PagedMemory::copy`]). The parts permit no access until the child's
+    /// pager calls [`PagedMemory::set_permitted`]. After an error some parts may be mapped already;
+    /// the caller unmaps them by [`PagedMemory::unmap_in_child`].
     pub fn inherit_file(&self, file: OwnedDescriptor, parts: &[Range<usize>]) -> Result<Window, Errno> {
         let process = PROCESS.get_or_make(|| 0);
         let alias = map_aligned(self.length, ALIGNED, OF_FILE, Some((file.number(), 0)))?;
@@ -186,8 +187,8 @@ impl PagedMemory {
         let kept = memory.keep_to_process(alias, self.length);
         let mapped = kept.and_then(|()| parts.iter().try_for_each(|part| memory.reclaim(part.start, part.len())));
         if let Err(error) = mapped {
-            // Dropping `memory` would also unmap the addresses between the parts, where other
-            // mappings may lie.
+            // The drop of `memory` would unmap its whole address range. Between the parts, other
+            // mappings may lie in that range.
             core::mem::forget(memory);
             return Err(error);
         }
@@ -200,9 +201,9 @@ impl PagedMemory {
         unmap(self.address + offset, length)
     }
 
-    /// Keeps a range out of forked children, and free of huge pages. (A huge page would allocate
-    /// memory for evicted pages, too. A kernel without huge pages refuses this advice, which does
-    /// no harm.)
+    /// Makes forked children not inherit a range, and keeps huge pages out of it. (A huge page
+    /// would allocate memory for evicted pages, too. A kernel without huge pages refuses this
+    /// advice, which does no harm.)
     fn keep_to_process(&self, address: usize, length: usize) -> Result<(), Errno> {
         self.advise(address, length, linux::MADV_DONTFORK)?;
         let _ = self.advise(address, length, linux::MADV_NOHUGEPAGE);
@@ -223,9 +224,9 @@ impl PagedMemory {
         PROCESS.get().is_some_and(|process| core::ptr::eq(process, self.process))
     }
 
-    /// Maps resident pages of aliased memory in the contents' view
-    /// ([`PagedMemory::readable_address`]), before they are read there. Reading a page that is not
-    /// mapped there could remove the guard markers of other pages (see the head of this file).
+    /// Maps resident pages of aliased memory in the contents' view, before the pager reads them
+    /// there ([`PagedMemory::readable_address`]). A read of a page that is not mapped in this view
+    /// could remove the guard markers of other pages (see the head of this file).
     ///
     /// Errors: `ENOMEM`, `EFAULT` if a page cannot be mapped; `EINVAL` before Linux 5.14.
     pub fn prepare_reading(&self, offset: usize, length: usize) -> Result<(), Errno> {
@@ -234,8 +235,9 @@ impl PagedMemory {
         self.advise(alias + offset, length, linux::MADV_POPULATE_WRITE)
     }
 
-    /// Returns which of up to 64 pages are not in memory, by mincore(2). Bit n stands for the page
-    /// n after `offset`. A page that the kernel itself has swapped out counts as absent.
+    /// Returns which of up to 64 pages are not in memory, by mincore(2). Bit n stands for the nth
+    /// page from `offset` on, counted from 0. A page that the kernel itself has swapped out counts
+    /// as absent.
     pub fn absent_pages(&self, offset: usize, length: usize) -> Result<u64, Errno> {
         self.check(offset, length);
         let mut resident = [0u8; 64];
@@ -271,8 +273,9 @@ impl PagedMemory {
         Err(Errno::ENOMEM)
     }
 
-    /// Installs guard markers on a part of the program's view: accesses raise SIGSEGV from now on.
-    /// Errors: `EINVAL` if the kernel has no guard markers for this memory (before Linux 6.15).
+    /// Installs guard markers on a part of the program's view. Each access to the part then raises
+    /// SIGSEGV. Errors: `EINVAL` if the kernel has no guard markers for this memory (before Linux
+    /// 6.15).
     pub fn guard(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.check(offset, length);
         self.advise(self.address + offset, length, linux::MADV_GUARD_INSTALL)
@@ -284,8 +287,9 @@ impl PagedMemory {
         self.advise(self.address + offset, length, linux::MADV_GUARD_REMOVE)
     }
 
-    /// Permits or forbids all access to a part of the program's view by mprotect(2). Neighbouring
-    /// parts with different protections are separate mappings, whose number the kernel limits.
+    /// Permits or forbids all access to a part of the program's view by mprotect(2). If
+    /// neighbouring parts have different protections, they are separate mappings, whose number the
+    /// kernel limits.
     pub fn set_permitted(&self, offset: usize, length: usize, permitted: bool) -> Result<(), Errno> {
         self.check(offset, length);
         let protection = if permitted { u64::from(linux::PROT_READ | linux::PROT_WRITE) } else { 0 };
@@ -328,8 +332,8 @@ impl PagedMemory {
         SystemCall::new(linux::__NR_mremap, arguments).run().map(drop)
     }
 
-    /// Maps a part of the program's view again, in place of what is mapped there. The part permits
-    /// no access until [`PagedMemory::set_permitted`] permits it.
+    /// Maps a part of the program's view again, in place of any memory that is mapped there. The
+    /// part permits no access until [`PagedMemory::set_permitted`] permits it.
     pub fn reclaim(&self, offset: usize, length: usize) -> Result<(), Errno> {
         self.check(offset, length);
         let address = self.address + offset;
@@ -345,8 +349,8 @@ impl PagedMemory {
         let start = self.readable_address(offset, length);
         assert!(start.is_multiple_of(8) && length.is_multiple_of(PAGE));
         (0..length / 8).all(|index| {
-            // SAFETY: the word is in range, mapped, and aligned. The load is atomic, even if
-            // another thread wrote at the same time.
+            // SAFETY: the word is in range, mapped, and aligned. The load is atomic, so another
+            // thread may write the word concurrently.
             unsafe { &*((start + 8 * index) as *const AtomicU64) }.load(Ordering::Relaxed) == 0
         })
     }
@@ -354,7 +358,7 @@ impl PagedMemory {
 
 impl Drop for PagedMemory {
     fn drop(&mut self) {
-        // In a forked child other mappings may lie at the addresses of this memory.
+        // In a forked child, other mappings may lie at these addresses, so nothing is unmapped.
         if !self.is_ours() {
             return;
         }

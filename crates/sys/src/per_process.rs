@@ -1,5 +1,6 @@
-//! Holds state of one process that a forked child must not inherit. Examples are locks that another
-//! thread held at the fork, and records of threads that do not exist in the child.
+//! Holds state of one process that a forked child must not inherit. Examples are the state of a
+//! lock that another thread held at the fork, and records of threads that do not exist in the
+//! child.
 
 use crate::mapping;
 use crate::{Errno, SystemCall};
@@ -7,9 +8,9 @@ use alloc::boxed::Box;
 use core::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use linux_raw_sys::general as linux;
 
-/// A value made on first use, and made anew in a forked child. The pointer to the value lies on a
+/// A value that each process makes on first use, for itself. The pointer to the value lies on a
 /// page that is zero in a forked child (MADV_WIPEONFORK). So the child never touches the parent's
-/// value. A vfork child shares its parent's memory and so its parent's value.
+/// value. A vfork child shares its parent's memory, and therefore its parent's value.
 pub struct PerProcess<T: Sync + 'static> {
     /// Address of the word that points to the value. The word lies on a page that is zero in a
     /// forked child. Null before the first use.
@@ -23,8 +24,8 @@ static PAGE: AtomicPtr<u8> = AtomicPtr::new(core::ptr::null_mut());
 static TAKEN: [AtomicU64; WORDS / 64] = [const { AtomicU64::new(0) }; WORDS / 64];
 const WORDS: usize = mapping::PAGE / size_of::<usize>();
 
-/// Maps the page on which the pointers to `PerProcess` values lie. Called before the first such
-/// value is made: making a value panics if the page cannot be mapped.
+/// Maps the page on which the pointers to `PerProcess` values lie. Must be called before the first
+/// such value is made, which would panic if the page cannot be mapped.
 ///
 /// Errors: `ENOMEM` if there is no memory, or no MADV_WIPEONFORK (Linux before 4.14, some
 /// sandboxes).
@@ -60,7 +61,7 @@ fn take_word() -> *mut usize {
     wiped_page().expect("a page that is zero in forked children").cast()
 }
 
-/// Frees a word of [`take_word`]. The word must be zero and no longer referenced.
+/// Frees a word that [`take_word`] has allocated. The word must be zero and no longer referenced.
 fn give_back(word: *mut usize) {
     let offset = (word as usize).wrapping_sub(PAGE.load(Ordering::Acquire) as usize);
     if offset >= mapping::PAGE {
@@ -137,8 +138,8 @@ impl<T: Sync + 'static> PerProcess<T> {
     }
 }
 
-/// Owner of a [`PerProcess`] value. Dropping it frees the value of the process that drops it. A
-/// forked child never frees its copy of its parent's value.
+/// Owner of a [`PerProcess`] value. When a process drops the owner, this frees the value of that
+/// process. A forked child never frees its copy of its parent's value.
 #[derive(Default)]
 pub struct OwnedPerProcess<T: Sync + 'static>(PerProcess<T>);
 

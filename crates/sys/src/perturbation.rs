@@ -1,8 +1,8 @@
 //! Delays threads at random, in a build with `--cfg perturbed` (`cargo xtask soak interleavings`).
-//! A delay hits a thread between two steps of a protocol, where it is otherwise interrupted once in
-//! a million times. A thread may be delayed at each end of an [`Edge`](crate::ordering::Edge), and
-//! before and after each system call. (By system calls threads wake each other, sleep, and see
-//! files change.)
+//! A delay hits a thread between two steps of a protocol. Without a delay, a thread is interrupted
+//! there once in a million times. A thread may be delayed at each end of an
+//! [`Edge`](crate::ordering::Edge), and before and after each system call. (By system calls threads
+//! wake each other, sleep, and see files change.)
 //!
 //! A loom model checks every interleaving of one protocol; this build tests several protocols
 //! together. Other builds contain none of this code.
@@ -14,8 +14,8 @@ pub(crate) fn perturb() {
     at_random(32, 1024);
 }
 
-/// Delays the calling thread at random, before or after a system call of usring. Delays here are
-/// more frequent than at edges, because there are fewer calls.
+/// Delays the calling thread at random, before or after a system call of usring. Such a delay is
+/// more likely than a delay at an edge, because system calls are rarer than edges.
 #[inline(always)]
 pub(crate) fn perturb_call() {
     #[cfg(perturbed)]
@@ -44,7 +44,7 @@ fn at_random(yields: u64, sleeps: u64) {
     } else {
         return;
     };
-    // SAFETY: the kernel at most reads the static `SLEEP`, and keeps no reference. (A `SystemCall`
-    // would be delayed itself.)
+    // SAFETY: the kernel at most reads the static `SLEEP`, and keeps no reference. (The call is not
+    // made by a `SystemCall`, because that call would be delayed itself.)
     let _ = unsafe { syscall6(number, arguments) };
 }

@@ -1,11 +1,10 @@
 //! Pins swapped memory while a system call uses it. Swapped memory is memory of the program whose
-//! pages usring itself evicts, and a page fault inside the kernel does not bring such a page back.
+//! pages usring itself evicts. A page fault inside the kernel does not bring such a page back.
 //!
 //! A program does not know that its memory is swapped, so it names this memory in any request.
 //! Therefore every system call that usring makes passes through this file. In a process with
 //! swapped memory, the pin hook ([`PinHook`]) examines the call. Until the call returns, the hook
-//! pins the memory that the call names. Without a pin hook, a call costs one load of a pointer
-//! more.
+//! pins the memory that the call names. If no pin hook is set, each call only loads a pointer more.
 //!
 //! The kernel must not get swapped memory in a request that it finishes after the call has returned
 //! (asynchronous I/O). Code that makes such requests first checks [`is_evictable`].
@@ -21,12 +20,12 @@ use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 /// Functions of the swap code that pin swapped memory during a system call.
 pub struct PinHook {
     /// Called before each system call of usring. Pins the memory that the call names, and changes
-    /// the call if necessary. Returns a token for [`PinHook::finish`]; 0 if `finish` need not be
-    /// called.
+    /// the call if necessary. Returns a token for [`PinHook::finish`], or 0 if `finish` has nothing
+    /// to do and is not called.
     pub prepare: fn(&mut SystemCall) -> Result<usize, Errno>,
     /// Called after the system call, with the token of [`PinHook::prepare`] and the kernel's
-    /// answer. Returns the answer for the caller. `None` if the hook has changed the call, which
-    /// must then be made again.
+    /// answer. Returns the answer for the caller. `None` if the hook has changed the call: the
+    /// caller then makes the call again.
     pub finish: fn(usize, &mut SystemCall, answer: u64) -> Option<u64>,
     /// The addresses that swapped memory may have.
     pub window: Range<u64>,
@@ -51,8 +50,8 @@ pub fn forget_pin_hook() {
     PIN_HOOK.store(core::ptr::null_mut(), Ordering::Relaxed);
 }
 
-/// Returns whether the process has swapped memory. If so, code that makes asynchronous requests
-/// checks [`is_evictable`] first.
+/// Returns whether the process has swapped memory. If so, code that makes asynchronous requests has
+/// to check [`is_evictable`] first.
 #[inline]
 pub fn has_pin_hook() -> bool {
     !PIN_HOOK.load(Ordering::Acquire).is_null()
@@ -95,8 +94,8 @@ fn with_hook(hook: &PinHook, call: &SystemCall, make: impl Fn(&SystemCall) -> u6
     }
 }
 
-/// Maximum number of threads whose system calls pin nothing ([`exempt`]) at the same time. A
-/// further thread waits for a free row of [`EXEMPT`].
+/// Maximum number of threads that are exempt together: their system calls pin nothing ([`exempt`]).
+/// Any further thread waits for a free row of [`EXEMPT`].
 const ROWS: usize = 256;
 
 /// Thread pointers of the threads whose system calls pin nothing; 0 in a free row.

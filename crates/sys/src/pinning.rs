@@ -1,8 +1,8 @@
 //! Decides which memory of the program the kernel would refuse to pin for a ring.
 //!
 //! Linux pins registered buffers, buffer rings and rings of IORING_SETUP_NO_MMAP for long-term
-//! writing (`FOLL_WRITE | FOLL_LONGTERM`). It answers `EFAULT` for a shared writable mapping whose
-//! file system tracks written pages, and for secret memory. usring pins nothing, but returns
+//! writing (`FOLL_WRITE | FOLL_LONGTERM`). It answers `EFAULT` for secret memory, and for a shared
+//! writable mapping of a file system that tracks written pages. usring pins nothing, but returns
 //! `EFAULT` where the kernel certainly would.
 
 use crate::process_maps::{Area, Maps};
@@ -12,7 +12,7 @@ use core::mem::MaybeUninit;
 use core::ops::Range;
 use linux_raw_sys::general as linux;
 
-/// File systems that have no block device of their own but write dirty pages back.
+/// File systems that write dirty pages back although they have no block device of their own.
 const WRITE_BACK: [u32; 8] = [
     linux::BTRFS_SUPER_MAGIC,
     linux::BCACHEFS_SUPER_MAGIC,
@@ -33,7 +33,7 @@ const SECRET: &[u8] = b"/secretmem (deleted)";
 pub struct PinCheck {
     /// The list of mappings. Outer `None`: not opened yet. Inner `None`: it cannot be opened.
     maps: Option<Option<Maps>>,
-    /// Addresses of the last queried mapping that the kernel would pin.
+    /// Addresses of the last queried mapping that the kernel would agree to pin.
     good: Range<usize>,
 }
 
@@ -90,7 +90,7 @@ fn is_written_back(path: &CString, inode: u64) -> bool {
     }
     match file_system(path) {
         // On overlayfs, the file lies on another file system below. If that file system has a disk,
-        // it reports an alignment for O_DIRECT. tmpfs reports none.
+        // it reports an alignment for O_DIRECT. If it is tmpfs, it reports none.
         Some(linux::OVERLAYFS_SUPER_MAGIC) => file.stx_mask & linux::STATX_DIOALIGN != 0,
         Some(kind) => WRITE_BACK.contains(&kind),
         None => false,

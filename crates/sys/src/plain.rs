@@ -1,5 +1,5 @@
-//! Types that consist only of their bytes. So they may be copied from memory that the program can
-//! write at any moment.
+//! Types for which any bytes are a valid value. So they may be copied from memory that the program
+//! can write at any moment.
 
 use crate::UserAddress;
 use crate::message::MessageHeader;
@@ -53,5 +53,6 @@ plain! {
     general::open_how: 24,
 }
 
-// SAFETY: any bytes are a valid `T`, and elements without padding follow each other directly.
+// SAFETY: any bytes are a valid `T`. Elements without padding follow each other directly, so the
+// array has no padding either.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}

@@ -5,7 +5,8 @@
 //!
 //! - the address of the `nop`, which a tracer replaces by a breakpoint;
 //! - the address of the semaphore, which a tracer increments ([`crate::unusual`]);
-//! - the registers of the arguments: `8@%rdi` is 8 bytes without a sign, `-8@%rdi` with one.
+//! - the registers of the arguments: `8@%rdi` is an unsigned number of 8 bytes, `-8@%rdi` a signed
+//!   one.
 //!
 //! The section is not loaded. All probes share one semaphore, so a caller checks a single word
 //! before it calls any of them. The format is described at
@@ -14,7 +15,7 @@
 use crate::unusual;
 use core::arch::asm;
 
-/// Returns the place of a probe's argument, in the syntax of the section `.note.stapsdt`.
+/// Returns where a probe's argument is, in the syntax of the section `.note.stapsdt`.
 macro_rules! place {
     (u64, $register:tt) => {
         concat!("8@%", $register)
@@ -37,8 +38,8 @@ macro_rules! probe {
             unsafe {
                 asm!(
                     "990: nop",
-                    // The linker drops the note together with the function, if a program never
-                    // calls it.
+                    // If a program never calls the function, the linker drops the function together
+                    // with its note.
                     ".pushsection .note.stapsdt, \"o\", @note, {function}",
                     ".balign 4",
                     ".4byte 992f - 991f, 994f - 993f, 3",
@@ -53,8 +54,9 @@ macro_rules! probe {
                         $(, " ", place!($kind, $register))*, "\""),
                     "994: .balign 4",
                     ".popsection",
-                    // Tracers compare the address of this section with the one in the notes, to
-                    // see whether prelink(8) has moved the library.
+                    // The notes hold the address that this section had when the library was linked.
+                    // Tracers compare it with the section's present address, to see whether
+                    // prelink(8) has moved the library.
                     ".ifndef _.stapsdt.base",
                     ".pushsection .stapsdt.base, \"aGR\", @progbits, .stapsdt.base, comdat",
                     ".weak _.stapsdt.base",
@@ -109,8 +111,8 @@ probe! {
     op_str: u64 = "r9"
 }
 probe! {
-    /// A CQE goes to the CQ. `req` is 0 for each CQE of a request but its last. `extra1` and
-    /// `extra2` are the second half of a CQE of 32 bytes.
+    /// A CQE goes to the CQ. `req` is the request if the CQE is its last, and otherwise 0. `extra1`
+    /// and `extra2` are the second half of a CQE of 32 bytes.
     complete: ctx: u64 = "rdi", req: u64 = "rsi", user_data: u64 = "rdx", res: i64 = "rcx", cflags: u64 = "r8",
     extra1: u64 = "r9", extra2: u64 = "r10"
 }
@@ -130,9 +132,9 @@ probe! {
     op_str: u64 = "r9"
 }
 probe! {
-    /// An SQE was refused. `error` comes sixth, not last as in the tracepoint, because bpftrace
-    /// before 0.24 reads only six arguments. A probe has at most twelve arguments, so some of the
-    /// tracepoint's fields are missing.
+    /// An SQE was refused. In the tracepoint, `error` is the last argument. Here it is the sixth,
+    /// because bpftrace before 0.24 reads only six arguments. A probe has at most twelve arguments,
+    /// so some of the tracepoint's fields are missing.
     req_failed: ctx: u64 = "rdi", req: u64 = "rsi", user_data: u64 = "rdx", opcode: u64 = "rcx", flags: u64 = "r8",
     error: i64 = "r9", ioprio: u64 = "r10", off: u64 = "r11", addr: u64 = "rax", len: u64 = "r12",
     op_flags: u64 = "r13", op_str: u64 = "r14"

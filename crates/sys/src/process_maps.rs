@@ -23,7 +23,7 @@ pub struct Area {
     pub protection: u32,
     /// Mapped with MAP_SHARED.
     pub is_shared: bool,
-    /// Byte of the file at which the mapping begins.
+    /// Offset in the file, in bytes, at which the mapping begins.
     pub offset: u64,
     /// Major and minor number of the file system's device.
     pub device: (u32, u32),
@@ -36,7 +36,7 @@ pub struct Maps {
     file: OwnedDescriptor,
 }
 
-/// Finds out whether memory is shared (MAP_SHARED). If it is, a forked child sees later writes of
+/// Determines whether memory is shared (MAP_SHARED). If it is, a forked child sees later writes of
 /// its parent. Opens the list of mappings (/proc/self/maps) once, and queries each mapping once.
 #[derive(Default)]
 pub struct SharedCheck {
@@ -47,8 +47,8 @@ pub struct SharedCheck {
 }
 
 impl SharedCheck {
-    /// Returns whether all bytes of a range are shared. Also `true` if there is no list of
-    /// mappings.
+    /// Returns whether all bytes of a range are shared. Returns `true`, too, if the list of
+    /// mappings cannot be read.
     pub fn is_shared(&mut self, address: u64, length: u64) -> bool {
         let mut at = width::size(address);
         let end = at.saturating_add(width::size(length));
@@ -85,8 +85,8 @@ impl Maps {
         Some(Maps { file: OwnedDescriptor::from_raw(width::int(number)) })
     }
 
-    /// Returns the mapping that contains an address. `None` if there is none, or if the kernel
-    /// cannot be asked.
+    /// Returns the mapping that contains an address. `None` if there is none, or if the kernel does
+    /// not answer the query.
     pub fn area_of(&self, address: usize) -> Option<Area> {
         match self.query(address, &mut []) {
             Err(Errno::ENOTTY) => self.listed(address, |line| line.area.clone()),
@@ -94,8 +94,8 @@ impl Maps {
         }
     }
 
-    /// Returns the name of the mapping that contains an address: the path of its file, or a name of
-    /// the kernel's such as `[heap]`.
+    /// Returns the name of the mapping that contains an address. The name is the path of the
+    /// mapping's file, or a name that the kernel has chosen, such as `[heap]`.
     pub fn name_of(&self, address: usize) -> Option<Vec<u8>> {
         let mut name = Vec::new();
         name.try_reserve_exact(LONGEST_NAME).ok()?;
@@ -113,7 +113,7 @@ impl Maps {
         Some(name)
     }
 
-    /// Returns whether two addresses show the same byte of one shared file.
+    /// Returns whether two addresses refer to one byte of one shared file.
     pub fn are_same(&self, first: usize, second: usize) -> bool {
         let place = |address: usize| {
             let area = self.area_of(address)?;
@@ -203,9 +203,9 @@ impl Lines<'_> {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
             if self.end == self.buffer.len() {
-                // The line is longer than the buffer. Its first 128 bytes, which have all fields
-                // before the path, stay in the buffer. The other bytes are dropped, so the path
-                // lacks its middle.
+                // The line is longer than the buffer. Its first 128 bytes stay in the buffer: they
+                // contain all fields before the path. Then the buffer is filled with later bytes of
+                // the line, so the path lacks its middle.
                 self.end = 128;
             }
             let room = &mut self.buffer[self.end..];
@@ -246,7 +246,8 @@ impl<'a> Line<'a> {
         Some(Line { area, name: rest.trim_ascii_start() })
     }
 
-    /// Returns whether this is a private mapping of a file, whose pages are copied on write.
+    /// Returns whether this is a private mapping of a file. The pages of such a mapping are copied
+    /// on write.
     pub fn is_private_file(&self) -> bool {
         !self.area.is_shared && self.name.first() == Some(&b'/')
     }

@@ -11,9 +11,9 @@
 //! | 30 | `HELD` |
 //! | 31 | `CONTENDED`: a thread may sleep on the word |
 //!
-//! - **Change of the holding process.** A thread whose process was also the last holder acquires
-//!   the lock by one compare-and-swap. Otherwise `lock` calls `catch_up`, which brings this
-//!   process's value up to date with what other processes have done.
+//! - **Change of the holding process.** If a thread's own process was also the last holder, the
+//!   thread acquires the lock by one compare-and-swap. Otherwise `lock` calls `catch_up`, which
+//!   updates this process's value with the changes that other processes have made.
 //! - **A dead holder.** A thread sleeps on the word for 5 ms at most. If the holding process is
 //!   dead by then, the thread acquires the lock in its place.
 //! - **Hand-over of work within a process**, by the rule of [`crate::mutex`]: a thread publishes
@@ -36,11 +36,11 @@ const NUMBER: u32 = (1 << 29) - 1;
 const NOBODY: u32 = 0;
 
 /// Number of attempts to acquire the lock before the thread sleeps in the kernel. All attempts
-/// together take about as long as a futex sleep and its wake-up.
+/// together take about as long as a sleep on the futex and its wake-up.
 const SPINS: u32 = if cfg!(loom) { 0 } else { 100 };
 
-/// Longest single sleep on the mutex's word. After it the thread checks whether the holding process
-/// is alive.
+/// Longest single sleep on the mutex's word. After the sleep, the thread checks whether the process
+/// that holds the lock is alive.
 const LONGEST_SLEEP_NS: Nanoseconds = 5_000_000;
 
 /// Returns whether the process with this number is alive.
@@ -49,8 +49,8 @@ pub type IsAlive = fn(u32) -> bool;
 /// One process's view of the mutex of a ring. `W` points to the mutex's word in shared memory.
 pub struct ProcessMutex<T, W> {
     word: W,
-    /// This process's number. While the lock is free, the word has this value if this process held
-    /// the lock last.
+    /// This process's number. While the lock is free, the word has this value if this process was
+    /// the last holder.
     own: u32,
     is_alive: IsAlive,
     value: UnsafeCell<T>,
@@ -61,13 +61,13 @@ unsafe impl<T: Send, W: Send> Send for ProcessMutex<T, W> {}
 // SAFETY: only the lock's holder reaches the value, one thread at a time.
 unsafe impl<T: Send, W: Sync> Sync for ProcessMutex<T, W> {}
 
-/// Another process's use of a lock since this process last held the lock.
+/// How another process has used a lock since this process last held the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Since {
     /// Another process held the lock and released it.
     OtherHolder,
-    /// Another process died while it held the lock, perhaps in the middle of a change of the shared
-    /// memory.
+    /// Another process died while it held the lock. It may have been in the middle of a change of
+    /// the shared memory.
     HolderDied,
 }
 
@@ -105,7 +105,7 @@ impl<T, W: Deref<Target = AtomicU32>> ProcessMutex<T, W> {
     }
 
     /// Waits for the lock and acquires it. If another process has held the lock since this process
-    /// last did, calls `catch_up` before it returns.
+    /// held it last, calls `catch_up` before it returns.
     #[inline(always)]
     pub fn lock(&self, catch_up: impl FnOnce(&mut T, Since)) -> Guard<'_, T, W> {
         let taken = self.word.compare_exchange(self.own, self.own | HELD, Edge::Lock.acquire(), Ordering::Relaxed);
@@ -119,9 +119,9 @@ impl<T, W: Deref<Target = AtomicU32>> ProcessMutex<T, W> {
         self.guard_after(previous, catch_up)
     }
 
-    /// Acquires the lock if it is free. A full barrier comes before the read of the lock's word. So
-    /// if another thread holds the lock, that thread sees this thread's earlier stores when it
-    /// checks for work after unlocking.
+    /// Acquires the lock if it is free. Executes a full barrier before it reads the lock's word. If
+    /// another thread of this process holds the lock, that thread checks for work after it has
+    /// unlocked. It then sees the earlier stores of this thread.
     #[inline]
     pub fn try_lock(&self, catch_up: impl FnOnce(&mut T, Since)) -> Result<Guard<'_, T, W>, HeldBy> {
         Edge::HandOver.barrier_beside_rmw(Side::Waker);
@@ -153,8 +153,9 @@ impl<T, W: Deref<Target = AtomicU32>> ProcessMutex<T, W> {
     /// Waits for the lock and acquires it. Returns the value that the lock's word had just before.
     fn wait(&self) -> u32 {
         let mut spins = SPINS;
-        // A thread that has slept cannot know whether other threads sleep on the word. So it
-        // acquires the lock with `CONTENDED` set (in `slept`).
+        // After its sleep, this thread does not know whether more threads sleep on the word. So it
+        // acquires the lock with `CONTENDED` set (in `slept`), and its unlock wakes the next
+        // sleeper.
         let mut slept = 0;
         loop {
             let word = self.word.load(Ordering::Relaxed);
@@ -186,10 +187,13 @@ impl<T, W: Deref<Target = AtomicU32>> ProcessMutex<T, W> {
     }
 }
 
+/// Runs published work. If another thread of this process holds the lock, leaves the work to that
+/// thread, which checks for work after it has unlocked. Called by a thread that has published work
+/// or has just unlocked.
+///
 /// If another process holds the lock, this function calls `wait`, because that process does not see
 /// the work. `wait` waits for the lock and returns its guard. If the caller must not wait, `wait`
-/// passes the work to another thread, and returns `None`.
-/// `run` does the work and unlocks.
+/// passes the work to another thread, and returns `None`. `run` does the work and unlocks.
 #[inline(always)]
 pub fn run_unattended<G>(
     has_work: impl Fn() -> bool,
@@ -210,8 +214,8 @@ pub fn run_unattended<G>(
     }
 }
 
-/// Proof that the lock is held. Dropping it unlocks and is a full barrier. After the drop, the
-/// thread must check for published work (see "Hand-over of work" at the head of this file).
+/// Proof that the lock is held. Dropping the guard unlocks and is a full barrier. After the drop,
+/// the thread must check for published work (see "Hand-over of work" at the head of this file).
 #[must_use = "the lock is released when the guard is dropped"]
 pub struct Guard<'a, T, W: Deref<Target = AtomicU32>> {
     value: ManuallyDrop<MutPtr<T>>,
@@ -246,8 +250,8 @@ impl<T, W: Deref<Target = AtomicU32>> DerefMut for Guard<'_, T, W> {
 impl<T, W: Deref<Target = AtomicU32>> Drop for Guard<'_, T, W> {
     #[inline(always)]
     fn drop(&mut self) {
-        // SAFETY: `value` is dropped here once and not used again. (Loom requires the drop before
-        // the unlock, or it reports the next holder's access as a conflict.)
+        // SAFETY: `value` is dropped here once and not used again. (The drop comes before the
+        // unlock. Otherwise loom would report the next holder's access as a conflict.)
         unsafe { ManuallyDrop::drop(&mut self.value) };
         let mutex = self.mutex;
         if mutex.word.swap(mutex.own, Edge::Lock.release()) & CONTENDED != 0 {

@@ -1,27 +1,24 @@
 //! Gives numbers to processes that share memory by fork(2), determines whether such a process is
-//! alive, and wakes them all.
+//! alive, and wakes all these processes.
 //!
-//! A process id would not do: the kernel reuses it for another process later, and a process has a
-//! different one in each PID namespace.
+//! A process id would not serve as the number: the kernel reuses it for another process later, and
+//! a process has a different process id in each PID namespace.
 //!
 //! - The first process that needs a number makes the **register**: a memfd that holds the last
 //!   number given out. Its descendants inherit the file and its mapping.
-//! - No two processes ever get the same number.
+//! - No two processes ever get one number.
 //! - A process locks the byte of the register at its own number by a POSIX record lock (fcntl(2)).
-//!   The kernel releases the lock when the process ends. If the process executes another program,
-//!   the kernel or that program releases it ([`join`]). A child does not inherit the lock. So a
-//!   process is alive while its byte is locked.
-//! - A process can become a user of another process's register, too ([`join`]). It locks the byte
-//!   at its own number there as well. The numbers of each register begin at another number. So a
-//!   process has one number in all its registers.
-//! - An eventfd belongs to the register, and descendants inherit it, too. A process writes it to
-//!   wake all others ([`wake_all`]). No process reads it, so its counter only grows. Each epoll set
-//!   that watches it edge-triggered reports each write ([`watch_wake_ups`]).
+//!   The kernel releases the lock when the process ends or executes another program. A child does
+//!   not inherit it. So a process is alive while its byte is locked.
+//! - An eventfd belongs to the register, and descendants inherit it, too. To wake all other
+//!   processes, a process writes to it ([`wake_all`]). No process reads it, so its counter only
+//!   grows. Each epoll set that watches it edge-triggered reports each write ([`watch_wake_ups`]).
 //! - The sockets by which processes pass files on ([`crate::deposit`]) also belong to the register,
 //!   and so does their lock.
 //!
 //! A child that shares its parent's descriptor table (CLONE_FILES without CLONE_VM) shares its
-//! record locks, too. So neither could see the other's death. Such a child gets no number.
+//! record locks, too. So parent and child could not see each other's death. Such a child gets no
+//! number.
 
 use crate::clock::Clock;
 use crate::descriptor::{self, FileIdentity, OwnedDescriptor, WRITE_LOCK};
@@ -113,7 +110,7 @@ fn registers() -> impl Iterator<Item = i32> {
     SHARED.iter().map(|shared| shared[0].load(Ordering::Acquire) - 1).take_while(|register| *register >= 0)
 }
 
-/// Notes, in a forked child, whether it shares its parent's descriptor table.
+/// Records in a forked child whether the child shares its parent's descriptor table.
 pub fn begin_child(shares_descriptors: bool) {
     SHARES_DESCRIPTORS.store(shares_descriptors, Ordering::Relaxed);
 }
@@ -226,15 +223,14 @@ pub fn join(files: [Option<OwnedDescriptor>; DESCRIPTORS]) -> Result<(), Errno> 
 /// Returns whether the process with this number is alive. The calling process must have a number,
 /// and `number` must be that of another process.
 pub fn is_alive(number: u32) -> bool {
-    // If fcntl(2) fails, the process counts as alive: a lock must not be taken over from a living
-    // process.
-    let is_locked =
-        |register| record_lock(register, linux::F_GETLK, number).map(|(kind, _)| kind) != Ok(linux::F_UNLCK);
-    registers().any(is_locked)
+    let register = REGISTER.load(Ordering::Acquire) - 1;
+    // If fcntl(2) fails, the process counts as alive. Otherwise a lock could be taken over from a
+    // living process.
+    record_lock(register, linux::F_GETLK, number).map(|(kind, _)| kind) != Ok(linux::F_UNLCK)
 }
 
 /// Returns the process id of the process with this number. `None`: that process is not alive, or
-/// this process's PID namespace does not have it. The requirements are those of [`is_alive`].
+/// has no id in this process's PID namespace. The requirements are those of [`is_alive`].
 pub fn process_id(number: u32) -> Option<u32> {
     registers().find_map(|register| {
         let (kind, process) = record_lock(register, linux::F_GETLK, number).ok()?;
@@ -278,8 +274,8 @@ fn wake_events() -> impl Iterator<Item = i32> {
     SHARED.iter().map(|shared| shared[1].load(Ordering::Acquire) - 1).take(registers().count())
 }
 
-/// Wakes all processes that called [`watch_wake_ups`], also the calling one. For rare use: the cost
-/// grows with the number of processes. The calling process must have a number.
+/// Wakes all processes that have called [`watch_wake_ups`], and this process, too. For rare use:
+/// the cost grows with the number of processes. The calling process must have a number.
 pub fn wake_all() {
     wake_events().for_each(eventfd::signal);
 }
@@ -329,7 +325,7 @@ pub(crate) fn queue_lock(register: usize) -> Result<QueueLock, Errno> {
     Ok(QueueLock { receiver, sender, _lock: lock.lock(|(), _| {}) })
 }
 
-/// Calls fcntl(2) with a write lock of byte `number` of the register. Returns the type of lock that
+/// Calls fcntl(2) for a write lock on byte `number` of the register. Returns the type of lock that
 /// the kernel reports, and the process id of its holder (only with F_GETLK).
 fn record_lock(register: i32, command: u32, number: u32) -> Result<(u32, i32), Errno> {
     let mut lock = linux::flock { l_type: WRITE_LOCK, l_whence: 0, l_start: i64::from(number), l_len: 1, l_pid: 0 };

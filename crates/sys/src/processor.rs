@@ -1,5 +1,5 @@
-//! Queries and sets the processors on which a thread may run; asks for the processors' features;
-//! prefetches; yields.
+//! Determines and sets the processors on which a thread may run. Also reads a processor's features,
+//! prefetches, and yields.
 
 use crate::SystemCall;
 use core::arch::x86_64::{__cpuid_count, CpuidResult};
@@ -25,8 +25,8 @@ pub fn count() -> u32 {
 }
 
 /// Returns the processor's answer to CPUID for `leaf`, subleaf 0. The caller checks that the
-/// processor has this leaf: `eax` of leaf 0 is the last one, and `eax` of leaf `0x8000_0000` is the
-/// last extended one.
+/// processor has this leaf. In the answer for leaf 0, `eax` is the last leaf. In the answer for
+/// leaf `0x8000_0000`, `eax` is the last extended leaf.
 pub fn features(leaf: u32) -> CpuidResult {
     // SAFETY: every x86-64 processor has this instruction, and it changes no memory.
     #[allow(unused_unsafe, reason = "it is unsafe before Rust 1.94")]
@@ -47,8 +47,8 @@ pub fn prefetch<T>(value: &T) {
     }
 }
 
-/// Returns whether the thread that first called this function could run on one processor only. The
-/// answer is kept for later calls.
+/// Returns whether usring can use only one processor. The answer is determined at the first call,
+/// for the thread that makes it, and kept for later calls.
 pub fn is_the_only_one() -> bool {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let known = COUNT.load(Ordering::Relaxed);
@@ -66,8 +66,8 @@ pub fn is_allowed(processor: u32) -> bool {
     processor < LIMIT && allowed()[processor / 64] & 1 << (processor % 64) != 0
 }
 
-/// Returns whether this thread may run on every processor of a mask. Processors above the last one
-/// allowed are ignored: whether they exist cannot be determined.
+/// Returns whether this thread may run on every processor of a mask. Ignores processors with
+/// numbers above the last allowed one: whether they exist cannot be determined.
 pub fn are_allowed(mask: &Mask) -> bool {
     let allowed = allowed();
     let last = allowed.iter().rposition(|&word| word != 0).unwrap_or(0);
@@ -83,7 +83,7 @@ pub fn stay_among(mask: &Mask) {
     let _ = SystemCall::new(linux::__NR_sched_setaffinity, arguments).run();
 }
 
-/// Binds this thread to one processor, if it may run there.
+/// Binds this thread to one processor, if the kernel permits the thread to run there.
 pub fn stay_on(processor: u32) {
     let mut mask: Mask = [0; LIMIT / 64];
     mask[processor as usize / 64] = 1 << (processor % 64);

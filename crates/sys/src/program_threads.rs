@@ -1,5 +1,5 @@
-//! Lists the threads of the process (/proc/self/task), and finds out how a thread has ended.
-//! [`crate::own_threads`] knows which threads are usring's.
+//! Lists the threads of the process (/proc/self/task), and determines how a thread has ended.
+//! [`crate::own_threads`] knows which of the threads are usring's.
 
 use crate::descriptor::OwnedDescriptor;
 use crate::{Errno, SystemCall, width};
@@ -43,7 +43,8 @@ fn number_in(name: &[u8]) -> Option<u32> {
     (!digits.is_empty()).then_some(number)
 }
 
-/// Returns the id of the process's first thread. Linux lists this thread even after it has ended.
+/// Returns the id of the process's first thread. Linux lists this thread in /proc even after it has
+/// ended.
 pub fn first() -> u32 {
     width::low(SystemCall::new(linux::__NR_getpid, [0; 5]).run_once().unwrap_or(0))
 }
@@ -58,8 +59,8 @@ pub fn status_of_ended(thread: u32) -> Option<u8> {
 /// Returns whether a thread has begun to end, so that it runs no more code in user mode. `false` if
 /// Linux no longer lists the thread.
 pub fn is_ending(thread: u32) -> bool {
-    // Enough for the fields up to the flags: seven numbers, the state, and a name of 15 bytes. The
-    // buffer is small because the caller may run on a small signal stack of the program.
+    // The buffer has room for the fields up to the flags: seven numbers, the state, and a name of
+    // 15 bytes. It is small because the caller may run on a small signal stack of the program.
     let mut text = [0u8; 128];
     read_stat(thread, &mut text).and_then(has_begun_to_end).unwrap_or(false)
 }
@@ -87,7 +88,8 @@ fn read_stat(thread: u32, text: &mut [u8]) -> Option<&[u8]> {
 
 /// Returns the fields of `/proc/PID/stat` from the state on.
 fn fields_of(text: &[u8]) -> Option<impl DoubleEndedIterator<Item = &[u8]>> {
-    // The thread's name, in parentheses before the state, may hold any character, also parentheses.
+    // The thread's name comes before the state, in parentheses. It may contain any character, even
+    // a parenthesis.
     let name_end = text.iter().rposition(|byte| *byte == b')')?;
     Some(text[name_end + 1..].split(u8::is_ascii_whitespace).filter(|field| !field.is_empty()))
 }
@@ -103,8 +105,8 @@ fn has_begun_to_end(text: &[u8]) -> Option<bool> {
     Some(flags & EXITING != 0)
 }
 
-/// Returns the exit status, which is the last field of `/proc/PID/stat`, for a thread in state Z or
-/// X. `None` for any other thread.
+/// Returns the exit status, which is the last field of `/proc/PID/stat`. `None` for a thread that
+/// is not in state Z or X.
 fn status_in(text: &[u8]) -> Option<u8> {
     let mut fields = fields_of(text)?;
     let has_ended = matches!(fields.next()?, b"Z" | b"X");
@@ -146,7 +148,7 @@ impl ThreadDescriptor {
         self.0.number()
     }
 
-    /// Returns the status that the thread passed to exit(2); the thread must have ended. `None` if
+    /// Returns the status that the thread passed to exit(2). The thread must have ended. `None` if
     /// the kernel does not report the status.
     ///
     /// Error: `EAGAIN` if Linux still lists the thread in /proc/self/task.

@@ -16,8 +16,7 @@
 //! A list has one [`Consumer`], which only the ring's driver uses.
 //!
 //! # State
-//! One word says what has been pushed since the consumer last [began](Consumer::begin) to take
-//! entries:
+//! One word records the pushes since the consumer last [began](Consumer::begin) to take entries:
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
@@ -26,14 +25,15 @@
 //! | 30 | `urgent` | an entry that cannot wait was pushed, or the consumer stopped before the last entry |
 //! | 31 | `sealed` | the consumer will take no entries any more ([`Consumer::seal`]) |
 //!
-//! The word is changed after the list, by one read-modify-write on each side. Hence:
+//! The pusher and the consumer change the word after the list, each by one read-modify-write.
+//! Hence:
 //! - When a consumer begins, it can reach a pushed entry, or the pusher's update of the word makes
 //!   the next [`Consumer::begin`] return `true`.
 //! - When a consumer stops at a broken list ([`Consumer::stop`]), it either finds the list
 //!   repaired, or the pusher that repairs it announces its entry again.
 //! - If an entry is pushed while the queue is being sealed, either the sealing thread finds the
-//!   entry, or the pusher sees the seal. In the second case the pusher must see to it that the
-//!   entry is taken out.
+//!   entry, or the pusher sees the seal. In the second case the pusher has to ensure that the entry
+//!   is taken out.
 //!
 //! An [`Entry`] owns its allocation. A request is passed on as a pointer to its entry, so neither a
 //! push nor a take allocates.
@@ -53,8 +53,8 @@ struct Header {
     newer: Link,
 }
 
-/// An entry's allocation. The header comes first, so a pointer to the header is a pointer to the
-/// node.
+/// An entry's allocation. The header comes first, so a pointer to the header is also a pointer to
+/// the node.
 #[repr(C)]
 struct Node<T> {
     header: Header,
@@ -65,7 +65,7 @@ struct Node<T> {
 pub struct Entry<T>(Box<Node<T>>);
 
 impl<T> Entry<T> {
-    /// Allocates an entry. Pushing and taking it allocates nothing more.
+    /// Allocates an entry. To push and to take the entry allocates nothing more.
     pub fn new(value: T) -> Self {
         Entry(Box::new(Node { header: Header { newer: AtomicPtr::new(ptr::null_mut()) }, value }))
     }
@@ -101,14 +101,14 @@ const TORN: u32 = 1 << 29;
 const URGENT: u32 = 1 << 30;
 const SEALED: u32 = 1 << 31;
 
-/// Returns whether entries were pushed since the consumer last began to take entries, or the
-/// consumer left entries in the list.
+/// Returns whether the state shows entries in the list: entries were pushed since the consumer last
+/// began to take entries, or the consumer has left entries.
 #[inline(always)]
 fn is_marked(state: u32) -> bool {
     state & !(SEALED | TORN) != 0
 }
 
-/// Whether a thread that waits for several entries may continue to sleep when this entry is pushed.
+/// Whether the push of an entry wakes a thread that sleeps until there are several entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Urgency {
     /// The thread may sleep until there are as many entries as it waits for (the kernel's lazy
@@ -123,13 +123,13 @@ pub enum Urgency {
 #[must_use = "the consumer has to be notified, and a sealed queue has none"]
 pub struct Pushed {
     /// Whether this pusher has to notify a thread that takes entries. It has to if the list was
-    /// empty: later pushers rely on this notification. It also has to if the consumer stopped at a
-    /// link that was not stored yet, which may be this pusher's.
+    /// empty: later pushers depend on this notification. It also has to if the consumer stopped at
+    /// a link that was not stored yet, because that link may be this pusher's.
     pub first: bool,
     /// Number of entries pushed since the consumer last began to take entries; `u32::MAX` if one of
     /// them is urgent.
     pub queued: u32,
-    /// The queue is sealed: its consumer takes no more entries. This pusher must see to it that the
+    /// The queue is sealed: its consumer takes no more entries. This pusher has to ensure that the
     /// entries in the queue are taken out.
     pub sealed: bool,
 }
@@ -175,7 +175,7 @@ pub fn queue<T>() -> (Queue<T>, Consumer<T>) {
 }
 
 impl<T> Queue<T> {
-    /// Adds an entry. Ends with a read-modify-write, which callers may use as a barrier.
+    /// Adds an entry. The last step is a read-modify-write, which callers may use as a barrier.
     #[inline]
     pub fn push(&self, entry: Entry<T>, urgency: Urgency) -> Pushed {
         let shared = &*self.0;
@@ -197,8 +197,8 @@ impl<T> Queue<T> {
     }
 
     /// Returns whether there is nothing to take: no entry was pushed since the consumer last began
-    /// to take entries, and the consumer left none. This is one relaxed load, so a caller that
-    /// relies on the answer executes a barrier first.
+    /// to take entries, and the consumer has left none. This is one relaxed load. So a caller that
+    /// depends on the answer executes a barrier first.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         !is_marked(self.0.state.load(Ordering::Relaxed))
@@ -248,8 +248,8 @@ impl<T> Consumer<T> {
         // `head`.
         let can_advance = || shared.head.with_mut(|head| unsafe { shared.can_advance(*head) });
         if !can_advance() {
-            // If the pusher of the missing link has already updated the state, the check below sees
-            // its link. If not, the pusher will find `TORN` set.
+            // The pusher of the missing link may have updated the state already. Then the check
+            // below sees its link. Otherwise the pusher will find `TORN` set.
             shared.state.fetch_or(TORN, Edge::Queue.both());
             if !can_advance() {
                 return Rest::OutOfReach;
@@ -270,12 +270,12 @@ impl<T> Consumer<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
     Nothing,
-    /// A pusher is between its two steps, so the next entry is out of reach. The pusher will
-    /// announce its entry, as if it was the [first](Pushed::first). The list's state may count only
-    /// this entry by then. So a thread that goes to sleep must wait for 1 entry, even if it needs
-    /// more.
+    /// A pusher is between its two steps, so the consumer cannot reach the next entry. The pusher
+    /// will announce its entry, as if it was the [first](Pushed::first). The list's state may count
+    /// only this entry by then. So a thread that goes to sleep must wait for 1 entry, even if it
+    /// needs more.
     OutOfReach,
-    /// Entries are left, and the state says so: the next [`Consumer::begin`] returns `true`.
+    /// Entries are left, and the state records this: the next [`Consumer::begin`] returns `true`.
     Entries,
 }
 
@@ -303,10 +303,10 @@ impl<T> Shared<T> {
             newer = unsafe { (*oldest).newer.load(Edge::Queue.acquire()) };
         }
         if newer.is_null() {
-            // `oldest` is also the newest node, or a pusher has not linked its node behind it yet.
-            // In the first case the compare_exchange makes the stub the newest. Its release
-            // ordering keeps this reset of the stub's link before the next pusher's store to that
-            // link.
+            // Either `oldest` is also the newest node, or a pusher has not linked its node behind
+            // it yet. In the first case the compare_exchange makes the stub the newest. Its release
+            // ordering keeps the reset of the stub's link before the store by which the next pusher
+            // links its node to the stub.
             self.stub.newer.store(ptr::null_mut(), Ordering::Relaxed);
             let stub = self.stub();
             if self.tail.compare_exchange(oldest, stub, Edge::Queue.release(), Ordering::Relaxed).is_ok() {

@@ -3,8 +3,8 @@
 
 use core::sync::atomic::{AtomicPtr, Ordering};
 
-/// A reference that threads read without a lock. The reference is normally set once. A later value
-/// replaces an earlier one, which is never freed.
+/// A reference that threads read without a lock. It is normally set once. If it is set again, the
+/// new value replaces the earlier value, which is never freed.
 #[derive(Debug)]
 pub struct SetOnce<T: Sync + 'static>(AtomicPtr<T>);
 

@@ -5,7 +5,7 @@
 //! - Offsets come from usring's own ring layout. An offset out of range is a bug of usring and
 //!   panics.
 //! - In a loom model each word is a loom atomic, and each eight bytes of entries are a loom cell.
-//!   So loom reports an entry that both sides access at the same time.
+//!   So loom reports an entry that program and engine access concurrently.
 
 pub use crate::plain::Plain;
 

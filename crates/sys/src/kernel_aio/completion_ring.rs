@@ -1,10 +1,10 @@
 //! Reads the completions of an AIO context where the kernel writes them: in a ring in this
-//! process's memory, whose address is the context's id (`aio_context_t`). A poll costs one load and
-//! no system call.
+//! process's memory. The ring's address is the context's id (`aio_context_t`). A poll costs one
+//! load and no system call.
 //!
-//! The kernel writes the ring's tail, and usring its head. io_getevents(2) would write the head,
-//! too, so no thread may make that call on the context. The kernel's side of the orderings is
-//! described at [`Edge::AioTail`] and [`Edge::AioHead`].
+//! The kernel writes the ring's tail, and usring writes its head. io_getevents(2) would write the
+//! head, too, so no thread may make that call on the context. [`Edge::AioTail`] and
+//! [`Edge::AioHead`] describe the kernel's side of the orderings.
 
 use crate::ordering::Edge;
 use crate::shared::SharedMemory;
@@ -50,7 +50,7 @@ impl CompletionRing {
         self.head == self.tail
     }
 
-    /// Reads and removes the next event. The kernel gets its slot back at [`Self::publish_head`].
+    /// Reads and removes the next event. [`Self::publish_head`] gives its slot back to the kernel.
     #[inline]
     pub fn take(&mut self) -> Option<IoEvent> {
         if self.is_empty() {
@@ -61,7 +61,7 @@ impl CompletionRing {
         Some(event)
     }
 
-    /// Frees the slots of all events that were read: the kernel may use them again.
+    /// Frees the slots of all events that were read, so that the kernel can use them again.
     #[inline]
     pub fn publish_head(&mut self) {
         self.memory.word(offset_of!(AioRing, head)).store(self.head, Edge::AioHead.release());
