@@ -30,8 +30,8 @@ mod machine {
     use core::ops::{Deref, Range};
     use core::ptr::NonNull;
 
-    /// Least length and alignment of a [`SharedMemory`], in bytes: a cache line. So a word in the
-    /// first line (a ring's heads and tails) needs no check against the length.
+    /// Least length and alignment of a [`SharedMemory`], in bytes: a cache line. So an access to a
+    /// word in the first line (a ring's heads and tails) needs no check against the length.
     pub const LEAST: usize = 64;
 
     /// A range of shared memory, mapped by usring or provided by the program.
@@ -39,8 +39,8 @@ mod machine {
     pub struct SharedMemory {
         address: NonNull<u8>,
         length: usize,
-        /// The mapping of usring in which the range lies. `None` if the memory is the program's or
-        /// the kernel's.
+        /// The mapping in which the range lies, if usring owns the mapping. `None` if the memory is
+        /// the program's or the kernel's.
         mapping: Option<Arc<Mapping>>,
     }
 
@@ -78,8 +78,8 @@ mod machine {
         }
 
         /// Makes shared memory of the program's memory for a ring (`IORING_SETUP_NO_MMAP`) or a
-        /// buffer ring. Accesses every page. The ring's creator vouches that the memory stays
-        /// mapped (see the head of the crate).
+        /// buffer ring. Touches every page. The ring's creator vouches that the memory stays mapped
+        /// (see the head of the crate).
         ///
         /// Errors: `EFAULT` if the memory cannot be read and written, or if the kernel would not
         /// pin it; `EINVAL` if the address is not aligned.
@@ -87,8 +87,8 @@ mod machine {
             if !address.0.is_multiple_of(LEAST as u64) {
                 return Err(Errno::EINVAL);
             }
-            // The address is aligned to a cache line. So if the length is rounded up to a cache
-            // line, the added bytes lie on the same page.
+            // The length may be less than a cache line, and is then raised to one. The address is
+            // aligned to a cache line, so the added bytes lie on the page of the other bytes.
             let length = length.max(LEAST);
             user_memory::probe_writable(address, length)?;
             PinCheck::default().check(address, length)?;
@@ -99,8 +99,8 @@ mod machine {
         }
 
         /// Maps the range a second time, for the program: see [`Mapping::duplicate`]. `behind`: the
-        /// length in bytes of memory that follows this range and that the program is likely to map
-        /// next; 0 if there is none. Error: `ENOMEM` if the range is not in a mapping of usring.
+        /// length in bytes of the memory behind this range, if the program is likely to map that
+        /// memory next; otherwise 0. Error: `ENOMEM` if the range is not in a mapping of usring.
         pub fn duplicate(&self, length: usize, behind: usize) -> Result<usize, Errno> {
             let mapping = self.mapping().ok_or(Errno::ENOMEM)?;
             let start = self.address() - mapping.address();
@@ -135,7 +135,7 @@ mod machine {
         }
 
         /// Returns the address of a part of the memory. Panics if the part is out of range or not
-        /// aligned, so users of the address need no further check.
+        /// aligned. So code that uses the address needs no further check.
         pub(crate) fn part(&self, offset: usize, size: usize, alignment: usize) -> NonNull<u8> {
             NonNull::new(self.at(offset, size, alignment)).expect("shared memory has an address")
         }
@@ -262,8 +262,8 @@ mod machine {
             // cannot make two reads differ.
             return unsafe { from.cast::<T>().read_volatile() };
         }
-        // The copy is made word by word, because a volatile copy of a structure is made field by
-        // field, with more accesses.
+        // The value is copied word by word. A volatile copy of a structure is made field by field,
+        // which needs more accesses.
         let mut value = MaybeUninit::<T>::uninit();
         for index in 0..size_of::<T>() / 8 {
             // SAFETY: the caller guarantees that a `T` fits at `from`. A type aligned to 8 consists
@@ -371,8 +371,8 @@ mod model {
             Err(Errno::EFAULT)
         }
 
-        /// Returns the 16-bit word at `offset`. These words are stored apart from the 32-bit words,
-        /// so a model must not use the same bytes as both.
+        /// Returns the 16-bit word at `offset`. These words are stored apart from the 32-bit words.
+        /// So a model must not use one part of the memory as both.
         pub fn half_word(&self, offset: usize) -> &AtomicU16 {
             assert!(offset.is_multiple_of(2));
             &self.half_words[offset / 2]

@@ -1,6 +1,6 @@
 //! An array in shared memory, with equal distances between its values: the entries of a ring, the
-//! slots of a queue. Its length is a power of two, and only the low bits of an index are used. So
-//! the range is checked once, when the array is made.
+//! slots of a queue. Its length is a power of two, and only the low bits of an index are used, so
+//! no index is out of range. The array's own range is checked once, when the array is made.
 
 #[cfg(not(loom))]
 pub use machine::SharedArray;
@@ -15,7 +15,8 @@ mod machine {
     use core::marker::PhantomData;
     use core::ptr::NonNull;
 
-    /// An array of values in shared memory that start `STRIDE` bytes apart.
+    /// An array of values in shared memory. The distance between the starts of two values is
+    /// `STRIDE` bytes.
     pub struct SharedArray<T, const STRIDE: usize> {
         /// Keeps the memory mapped.
         _memory: Arc<SharedMemory>,
@@ -47,8 +48,8 @@ mod machine {
         /// exclusive ownership of the line.
         #[inline(always)]
         pub fn prefetch_to_write(&self, index: usize) {
-            // SAFETY: `prefetchw` changes no memory and never faults. A processor that does not
-            // know it does nothing.
+            // SAFETY: `prefetchw` changes no memory and never faults. On a processor that does not
+            // know this instruction, it has no effect.
             unsafe { core::arch::asm!("prefetchw [{}]", in(reg) self.at(index), options(nostack, preserves_flags)) };
         }
 

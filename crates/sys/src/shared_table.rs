@@ -2,8 +2,8 @@
 //! place. A user protects the object by a hazard pointer ([`crate::hazard`]). The table can grow;
 //! its entries never move.
 //!
-//! A thread that removes an object from the table gets a new reference to it. The table's reference
-//! is dropped when no hazard pointer protects the object any more.
+//! A thread that removes an object from the table gets a new reference to the object. The table's
+//! own reference is dropped when no hazard pointer protects the object any more.
 
 use crate::Errno;
 use crate::hazard::{self, Use};
@@ -17,16 +17,16 @@ use core::ptr::null_mut;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 /// Number of places (indices of objects) in the first segment of a table. Each further segment has
-/// twice as many places as the one before.
+/// twice as many places as the segment before it.
 const FIRST: usize = 64;
-/// Number of segments: enough for a place for every `u32`.
+/// Number of segments. Together they have a place for every `u32`.
 const SEGMENTS: usize = 27;
 
 /// A table of shared objects. Each entry is 0, or a pointer from `Arc::<T>::into_raw`.
 pub struct SharedTable<T: Send + Sync> {
     segments: [AtomicPtr<AtomicUsize>; SEGMENTS],
-    /// Held by a thread that removes an object, and by a thread that finds one without a hazard
-    /// pointer.
+    /// Locked by a thread that removes an object, and by a thread that searches for an object
+    /// without a hazard pointer.
     removing: Mutex<()>,
     things: PhantomData<Arc<T>>,
 }
@@ -44,8 +44,8 @@ impl<T: Send + Sync> Default for SharedTable<T> {
 /// A reference to an object of a [`SharedTable`]. The object lives at least as long as this value.
 pub struct Using<T> {
     thing: ManuallyDrop<Arc<T>>,
-    /// The hazard pointer that keeps the table's reference alive. `None`: this value owns a
-    /// reference.
+    /// The hazard pointer that protects the object, so that the table keeps its reference. `None`:
+    /// this value owns a reference.
     held: Option<Use>,
 }
 
@@ -134,7 +134,8 @@ impl<T: Send + Sync> SharedTable<T> {
         }
     }
 
-    /// Returns the object in a place of the table, for a thread without a hazard pointer.
+    /// Returns the object in a place of the table, for a thread that has no hazard pointer. Uses
+    /// the lock instead.
     #[cold]
     #[inline(never)]
     fn find_with_lock(&self, entry: &AtomicUsize) -> Option<Using<T>> {
@@ -150,8 +151,8 @@ impl<T: Send + Sync> SharedTable<T> {
         }
     }
 
-    /// Removes the object in a place from the table, if `is_meant` accepts it, and returns it.
-    /// `None` if the place is empty, or the object was not accepted.
+    /// Removes the object in a place from the table, and returns the object. `None` if the place is
+    /// empty, or if `is_meant` returned `false` for the object, which then stays.
     pub fn take(&self, place: usize, is_meant: impl FnOnce(&T) -> bool) -> Option<Arc<T>> {
         let entry = self.entry(place)?;
         let object = {
@@ -176,7 +177,7 @@ impl<T: Send + Sync> SharedTable<T> {
     }
 }
 
-/// Returns the `Arc` that a table's entry stands for.
+/// Returns the `Arc` whose pointer is stored in an entry of a table.
 ///
 /// # Safety
 /// `object` must come from `Arc::<T>::into_raw`, and that reference must still exist.
@@ -186,7 +187,7 @@ unsafe fn arc_of<T>(object: usize) -> Arc<T> {
     unsafe { Arc::from_raw(object as *const T) }
 }
 
-/// Drops the reference that a table's entry stands for.
+/// Drops the reference that an entry of a table owns.
 ///
 /// # Safety
 /// `object` must come from `Arc::<T>::into_raw`, and the caller must own that reference.

@@ -1,4 +1,4 @@
-//! The word that says whether several processes use a ring, and the protocol by which a process
+//! The word that records whether several processes use a ring, and the protocol by which a process
 //! begins to use a ring of its parent. Neighbours: [`crate::sleep`] has the ring's sleep word, and
 //! [`crate::process_mutex`] is the ring's lock.
 //!
@@ -7,19 +7,19 @@
 //! neither wake a thread in that epoll set nor see that work. So once a second process begins to
 //! use the ring, no waiter leads, and no work is left to waiters.
 //!
-//! A waiter becomes leader while a process begins to use the ring ([`Edge::Share`]):
+//! A waiter may become leader just when another process begins to use the ring ([`Edge::Share`]):
 //!
 //! | step | process that begins: [`SharingWord::join`] | waiter: [`SharingWord::try_lead`] |
 //! |---|---|---|
-//! | 1 | marks the ring as shared | notes in the sleep word that it is the leader |
+//! | 1 | marks the ring as shared | records in the sleep word that it is the leader |
 //! | 2 | full barrier | full barrier |
 //! | 3 | if there is a leader: has the leader's process wake it | if the ring is shared: resigns |
 //!
-//! At least one of the two sees the other's step 1. In the leader's process a thread finds out by
+//! At least one of the two sees the other's step 1. A thread of the leader's process learns from
 //! [`SharingWord::has_late_leader`] that it has to wake the leader. The leader then resigns, and
 //! finds the ring shared before it sleeps again.
 //!
-//! A thread publishes work for a waiter while a process begins to use the ring:
+//! A thread may publish work for a waiter just when another process begins to use the ring:
 //!
 //! | step | process that begins | thread that publishes work: [`SharingWord::leave_to_waiter`] |
 //! |---|---|---|
@@ -31,11 +31,12 @@
 //! that claims a sleeper of another process sees that the ring is shared, and does not leave the
 //! work to that sleeper.
 //!
-//! A thread registers something that only its process knows while a process begins to use the ring:
+//! A thread may register something that only its process knows (a private registration), just when
+//! another process begins to use the ring:
 //!
 //! | step | process that begins | thread that registers: [`SharingWord::keep_private`] |
 //! |---|---|---|
-//! | 1 | marks the ring as shared | notes that there are private registrations |
+//! | 1 | marks the ring as shared | records that there are private registrations |
 //! | 2 | full barrier | full barrier |
 //! | 3 | if there are private registrations: waits until they are published | if the ring is shared: publishes them |
 //!
@@ -47,12 +48,12 @@ use crate::sync::{AtomicU32, Ordering};
 
 /// Bit: a process other than the one that made the ring uses the ring, or has used it.
 const SHARED: u32 = 1 << 31;
-/// Mask of the number of users. That number counts each process that uses the ring, and each
-/// process that ended without a call of [`SharingWord::leave`].
+/// Mask of the number of users. Each process that uses the ring is a user. A process that ended
+/// without a call of [`SharingWord::leave`] also counts.
 const USERS: u32 = SHARED - 1;
 
-/// The word that says whether several processes use a ring. It lies in memory that these processes
-/// share.
+/// The word that records whether several processes use a ring. It lies in memory that these
+/// processes share.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct SharingWord(AtomicU32);
@@ -64,20 +65,21 @@ impl SharingWord {
         SharingWord(AtomicU32::new(1))
     }
 
-    /// Initialises the word of a new ring, which one process uses.
+    /// Initialises the word of a new ring. Only one process uses such a ring.
     pub fn begin(&self) {
         self.0.store(1, Ordering::Relaxed);
     }
 
-    /// Returns whether several processes use the ring, or have used it. Once `true`, it stays
-    /// `true`. It may become `true` at any moment.
+    /// Returns whether several processes use the ring, or have used it. The answer may become
+    /// `true` at any moment, and then stays `true`.
     #[inline(always)]
     pub fn is_shared(&self) -> bool {
         self.0.load(Ordering::Relaxed) & SHARED != 0
     }
 
     /// Adds a process to the ring's users, and marks the ring as shared. Returns whether a waiter
-    /// of another process is the leader. If so, the caller makes that process wake its leader.
+    /// of another process is the leader. If so, the caller has to make that process wake the
+    /// leader.
     #[must_use = "a leader that is not woken sleeps in a place that this process cannot reach"]
     pub fn join(&self, sleep: &SleepWord) -> bool {
         self.0.fetch_add(1, Ordering::Relaxed);
@@ -107,16 +109,16 @@ impl SharingWord {
         stays
     }
 
-    /// Notes in `private` that this process has registered something that other processes do not
-    /// see. Returns `false` if the ring is shared: the caller then publishes the registration.
+    /// Records in `private` that this process has registered something that other processes do not
+    /// see. Returns `false` if the ring is shared: the caller then has to publish the registration.
     pub fn keep_private(&self, private: &AtomicU32) -> bool {
         private.swap(1, Ordering::AcqRel);
         Edge::Share.barrier_beside_rmw(Side::Sleeper);
         !self.is_shared()
     }
 
-    /// Returns whether the ring still has a leader although it is shared by now. The caller, a
-    /// thread of the leader's process, then wakes the leader.
+    /// Returns whether the ring still has a leader although it is shared by now. If so, the caller
+    /// (a thread of the leader's process) wakes the leader.
     pub fn has_late_leader(&self, sleep: &SleepWord) -> bool {
         self.is_shared() && sleep.is_led()
     }

@@ -4,9 +4,10 @@
 //! ring whose lock its own thread holds, or leave by `siglongjmp` with the lock taken. So
 //! `interpose` wraps the program's handlers. If a signal arrives while its thread is inside the
 //! engine, the wrapper defers the signal:
-//! 1. The wrapper saves the kernel's signal frame, blocks all signals, and records in this file the
-//!    mask that was in force.
-//! 2. The entry point, by which the program's call came into usring, undoes this as its last step.
+//! 1. The wrapper saves the kernel's signal frame, and blocks all signals. It records in this file
+//!    the mask that was in force before.
+//! 2. The entry point, by which the program's call came into usring, restores that mask as its last
+//!    step.
 //! 3. The program's handlers run there, at the program's own call, just as the kernel delivers
 //!    signals when a system call returns.
 //!
@@ -29,9 +30,9 @@ pub const fn set_of(signal: u32) -> SignalSet {
 }
 
 /// Signals that usring's code never blocks. The seccomp filter raises SIGSYS for a program's call,
-/// and usring sends it to interrupt a worker's system call. A SIGSEGV or SIGBUS in a copy of the
-/// program's memory becomes EFAULT. If an instruction raises one of these signals while that signal
-/// is blocked, the kernel kills the process.
+/// and usring sends SIGSYS to interrupt a worker's system call. A SIGSEGV or SIGBUS in a copy of
+/// the program's memory becomes EFAULT. If an instruction raises one of these signals while that
+/// signal is blocked, the kernel kills the process.
 pub const ALWAYS_OPEN: SignalSet = set_of(linux::SIGSYS)
     | set_of(linux::SIGSEGV)
     | set_of(linux::SIGBUS)
@@ -42,11 +43,12 @@ pub const ALWAYS_OPEN: SignalSet = set_of(linux::SIGSYS)
 /// The signals that a program's thread blocks while it has a deferred signal.
 pub const ALL_BLOCKED: SignalSet = !ALWAYS_OPEN;
 
-/// Number of threads with a deferred signal. Fast paths read only this word of the file. A thread
-/// relies only on its own increment, which its signal handler makes. So relaxed order is enough.
+/// Number of threads with a deferred signal. As long as it is 0, code reads only this word of the
+/// file. A thread depends only on its own increment, which its signal handler makes. So relaxed
+/// order is enough.
 pub static DEFERRED: AtomicU32 = AtomicU32::new(0);
 
-/// Maximum number of threads with a deferred signal at the same time. In a further thread the
+/// Maximum number of threads that have a deferred signal at one time. In any further thread the
 /// program's handler runs at once. Few slots are ever used: a deferred signal makes its thread
 /// leave the engine soon, which frees the slot.
 const SLOTS: usize = 256;
@@ -63,8 +65,8 @@ struct Slot {
     /// The number by which `interpose` finds the saved frame of the first deferred signal.
     saved_frame: AtomicU32,
     /// Signals of `ALWAYS_OPEN` that were sent by kill(2) or the like, not raised by an
-    /// instruction. They are not blocked, so they cannot stay pending in the kernel. The entry
-    /// point sends them again.
+    /// instruction. The thread does not block them, so they cannot stay pending in the kernel.
+    /// Instead, the entry point sends them again.
     resend: AtomicU64,
 }
 
@@ -87,8 +89,8 @@ static TABLE: [Slot; SLOTS] = [const {
 pub struct DeferredSignals {
     /// The mask that was in force when the first signal was deferred.
     pub original_mask: SignalSet,
-    /// The `sigmask` argument of the wait that was interrupted, if it had one. Signals are first
-    /// delivered under this mask.
+    /// The `sigmask` argument of the wait that was interrupted; `None` if the wait had no such
+    /// argument. The entry point first delivers signals under this mask.
     pub delivery_mask: Option<SignalSet>,
     pub resend: SignalSet,
     pub saved_frame: u32,
@@ -98,10 +100,10 @@ pub struct DeferredSignals {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deferral {
     /// This is the thread's first deferred signal. The signal mask that was in force and the number
-    /// of the signal's saved frame were recorded.
+    /// of the signal's saved frame are now recorded.
     First,
-    /// The thread already has a deferred signal, whose recorded state stays as it was. The new
-    /// signal has to stay pending in the kernel, or be sent again.
+    /// The thread already has a deferred signal, whose record stays unchanged. The new signal has
+    /// to stay pending in the kernel, or be sent again.
     AlreadyDeferred,
     /// No slot is free: the program's handler has to run now.
     Full,
@@ -115,9 +117,9 @@ pub fn thread_id() -> u32 {
     }
 }
 
-/// Returns the calling thread's id when a filter of the program denies gettid(2). Reads it from the
-/// end of the link /proc/thread-self (`PROCESS/task/THREAD`). Without /proc, returns the process
-/// id, which is the first thread's id.
+/// Returns the calling thread's id if a filter of the program denies gettid(2). Reads it from the
+/// end of the link /proc/thread-self (`PROCESS/task/THREAD`). If there is no /proc, returns the
+/// process id, which is the first thread's id.
 #[cold]
 fn thread_id_of_proc() -> u32 {
     let mut text = [0u8; 48];
@@ -135,8 +137,8 @@ pub fn is_alive(thread: u32) -> bool {
     SystemCall::new(linux::__NR_tgkill, [process, u64::from(thread), 0, 0, 0]).run_once().is_ok()
 }
 
-/// Returns whether a process has this id. A process that has ended has its id until its parent has
-/// waited for it.
+/// Returns whether a process has this id. A process that has ended keeps its id until its parent
+/// has waited for it.
 pub fn process_exists(process: u32) -> bool {
     SystemCall::new(linux::__NR_kill, [u64::from(process), 0, 0, 0, 0]).run_once() != Err(Errno::ESRCH)
 }
@@ -145,8 +147,8 @@ fn slot_of(thread: u32) -> Option<&'static Slot> {
     TABLE.iter().find(|slot| slot.owner.load(Ordering::Relaxed) == thread)
 }
 
-/// Returns whether a signal for the calling thread has been deferred. Costs one load while no
-/// thread has a deferred signal.
+/// Returns whether a signal for the calling thread has been deferred. If no thread has a deferred
+/// signal, this costs one load.
 #[inline]
 pub fn interrupted() -> bool {
     DEFERRED.load(Ordering::Relaxed) != 0 && slot_of(thread_id()).is_some()
@@ -154,7 +156,7 @@ pub fn interrupted() -> bool {
 
 /// Records the `sigmask` argument of the wait that was just interrupted. Pending signals that this
 /// mask does not block reach their handlers before the program's call returns.
-/// [`crate::wait::epoll`] calls this itself.
+/// [`crate::wait::epoll`] calls this function itself.
 pub fn set_delivery_mask(mask: SignalSet) {
     if DEFERRED.load(Ordering::Relaxed) == 0 {
         return;
@@ -166,8 +168,8 @@ pub fn set_delivery_mask(mask: SignalSet) {
 }
 
 /// Records that a signal has been deferred while `original_mask` was in force. Called by
-/// `interpose`'s wrapper, in signal context with every signal blocked. `resend` holds the signal if
-/// it must be sent again, because it cannot stay pending in the kernel. Otherwise `resend` is
+/// `interpose`'s wrapper, in signal context with every signal blocked. A signal that cannot stay
+/// pending in the kernel must be sent again: then `resend` holds the signal. Otherwise `resend` is
 /// empty.
 pub fn defer(original_mask: SignalSet, resend: SignalSet, saved_frame: u32) -> Deferral {
     let thread = thread_id();
@@ -175,8 +177,8 @@ pub fn defer(original_mask: SignalSet, resend: SignalSet, saved_frame: u32) -> D
         slot.resend.fetch_or(resend, Ordering::Relaxed);
         return Deferral::AlreadyDeferred;
     }
-    // Acquire: pairs with the release in `take`, after which the slot's last owner no longer uses
-    // the slot's fields.
+    // Acquire: pairs with the release in `take`, by which the slot's last owner has freed the slot.
+    // After that release it no longer uses the slot's fields.
     let free = |slot: &&Slot| slot.owner.compare_exchange(0, thread, Ordering::Acquire, Ordering::Relaxed).is_ok();
     let Some(slot) = TABLE.iter().find(free) else {
         return Deferral::Full;
@@ -199,8 +201,8 @@ pub fn send_again(signals: SignalSet) {
 }
 
 /// Returns the calling thread's state of deferred signals and frees its slot. The entry point calls
-/// this before it delivers the signals, because a handler may never return. `None` if no signal was
-/// deferred.
+/// this function before it delivers the signals, because a handler may never return. `None` if no
+/// signal was deferred.
 pub fn take() -> Option<DeferredSignals> {
     let slot = slot_of(thread_id())?;
     let delivery = slot.state.load(Ordering::Relaxed) == HAS_DELIVERY_MASK;
@@ -215,8 +217,8 @@ pub fn take() -> Option<DeferredSignals> {
     Some(deferred)
 }
 
-/// Frees all slots, in a forked child before any other code runs there. The parent's other threads
-/// do not exist in the child.
+/// Frees all slots. Called in a forked child before any other code runs there, because the parent's
+/// other threads do not exist in the child.
 pub fn forget_after_fork() {
     // Writes only to slots in use: a write to a free slot would copy a page that the child shares
     // with its parent.

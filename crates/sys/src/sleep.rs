@@ -1,6 +1,6 @@
 //! The sleep word of a ring: waiters announce in it that they sleep, and threads with work for the
-//! ring read it. All threads that wait for a ring sleep through this file, so a lost wake-up can
-//! only come from here.
+//! ring read it. All threads that wait for a ring sleep by the functions of this file. So a lost
+//! wake-up has its cause here.
 //!
 //! # The rule
 //! ```text
@@ -17,7 +17,8 @@
 //! at least one side sees the other's store ([`Edge::Sleep`]).
 //!
 //! # State
-//! One 64-bit word, changed only by compare-and-swap:
+//! One 64-bit word, changed only by compare-and-swap. (A second word, the futex word, is the word
+//! on which the futex sleepers sleep; see below.)
 //!
 //! | bits | field | meaning |
 //! |---|---|---|
@@ -38,12 +39,12 @@
 //! - the leader's, if `asleep` is still set (a ring has one leader);
 //! - a futex sleeper's, if `claims` is unchanged (a waker claims the whole group).
 //!
-//! If a waker has claimed the announcement, it relies on this thread to do the work. The thread
+//! If a waker has claimed the announcement, the waker leaves the work to this thread. The thread
 //! must then check for work, even if a timeout or a signal ended its sleep.
 //!
-//! A waker may write the leader's eventfd late, after the leader woke for another reason. That only
-//! causes one needless wake-up. But the leader never drains the eventfd between its announcement
-//! and its sleep: that would lose the one wake-up.
+//! A waker may write the leader's eventfd late, after the leader woke for another reason. The late
+//! write causes one needless wake-up. The leader never drains the eventfd between its announcement
+//! and its sleep: it could drain the write that answers this announcement, and would sleep on.
 //!
 //! A waker that has claimed the futex sleepers increments the futex word before it wakes them. A
 //! futex sleeper reads this word before it announces itself, and sleeps only while the word is
@@ -51,9 +52,11 @@
 //!
 //! The word of a ring lies in memory that forked processes share. Only threads of the process that
 //! made the ring ever become leader, and only until another process uses the ring. A waker in the
-//! other process could not write the leader's eventfd. The announcements of a process that died
-//! remain. They cause one needless wake-up. A process may die after it has claimed sleepers and
-//! before it has woken them. Then [`SleepWord::wake_all_futex`] of another process wakes them.
+//! other process could not write the leader's eventfd.
+//!
+//! If a process dies asleep, its announcements remain, and cause one needless wake-up. If a process
+//! dies between claiming sleepers and waking them, another process wakes them by
+//! [`SleepWord::wake_all_futex`].
 
 use crate::clock::Nanoseconds;
 use crate::ordering::{Edge, Side};
@@ -70,7 +73,7 @@ pub enum Sleeper {
     Epoll,
 }
 
-/// The sleeping threads that a waker has claimed. The waker has to wake them now, once.
+/// The sleeping threads that a waker has claimed. The waker now has to wake them, and only once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a claimed thread sleeps until it is woken"]
 pub enum Wake {
@@ -100,7 +103,7 @@ impl Ticket {
     }
 
     /// Returns whether the ring had a leader at the announcement. If not, no thread watches the
-    /// ring's files and timers. This thread should then try to [`SleepWord::try_lead`] instead of
+    /// ring's files and timers. This thread should then try [`SleepWord::try_lead`] instead of
     /// sleeping.
     pub fn is_led(&self) -> bool {
         self.led
@@ -118,8 +121,8 @@ struct State {
 
 const SLEEPERS_MAX: u32 = (1 << 18) - 1;
 const CLAIMS_MASK: u32 = (1 << 28) - 1;
-/// Largest number of queued entries that a sleeper can wait for. A thread that needs more is woken
-/// at this number.
+/// Largest number of queued entries that a sleeper can wait for. If a thread needs more, it is
+/// woken at this number.
 const NEEDED_MAX: u32 = 0xffff;
 
 impl State {
@@ -174,8 +177,8 @@ impl SleepWord {
     }
 
     /// Announces that this thread will sleep until `needed` entries are queued (values over 65535
-    /// count as 65535). A full barrier follows. The caller then reads the number of queued entries,
-    /// and sleeps only if that number is less than `needed`.
+    /// count as 65535). Then executes a full barrier. After this call, the caller reads the number
+    /// of queued entries, and sleeps only if that number is less than `needed`.
     #[inline]
     pub fn announce(&self, kind: Sleeper, needed: u32) -> Ticket {
         let futex = self.futex.load(Ordering::Relaxed);
@@ -197,8 +200,8 @@ impl SleepWord {
         Ticket { kind, claims: before.claims, futex, led: before.led }
     }
 
-    /// Removes this thread's announcement of a sleep. Returns `true` if a waker has claimed it:
-    /// then this thread must check for work, whatever ended its sleep.
+    /// Removes this thread's announcement of a sleep. Returns `true` if a waker has claimed the
+    /// announcement: then this thread must check for work, even if the waker did not end its sleep.
     #[inline]
     pub fn retract(&self, ticket: Ticket) -> bool {
         let stands = |state: &State| match ticket.kind {
@@ -217,21 +220,21 @@ impl SleepWord {
     }
 
     /// Claims threads that have announced a sleep, so that the caller wakes them for work that it
-    /// has just published. `queued` is the number of queued entries; `u32::MAX` wakes regardless of
-    /// the number that sleepers wait for.
+    /// has just published. `queued` is the number of queued entries. With `u32::MAX`, sleepers are
+    /// woken whatever number of entries they wait for.
     ///
     /// Claims the futex sleepers if there are any, and otherwise the leader, which also watches
-    /// files. If every sleeper has to see the work (each waits for a number of CQEs of its own),
-    /// the caller repeats this call until it returns [`Wake::NoSleeper`].
+    /// files. Sometimes every sleeper has to see the work, because each waits for a number of CQEs
+    /// of its own. Then the caller repeats this call until it returns [`Wake::NoSleeper`].
     #[inline]
     pub fn wake_target(&self, queued: u32) -> Wake {
         Edge::Sleep.barrier(Side::Waker);
         self.claim(queued)
     }
 
-    /// Claims the threads to wake, as [`Self::wake_target`] does, but without its barrier on
-    /// x86-64. So the caller must execute a read-modify-write on any word (a push, an unlock) after
-    /// it has published the work and before this call.
+    /// Claims the threads to wake, as [`Self::wake_target`] does, but executes no barrier on
+    /// x86-64. So after the caller has published the work and before this call, it must execute a
+    /// read-modify-write on any word (a push, an unlock).
     #[inline]
     pub fn wake_target_after_rmw(&self, queued: u32) -> Wake {
         Edge::Sleep.barrier_beside_rmw(Side::Waker);
@@ -264,7 +267,7 @@ impl SleepWord {
     }
 
     /// Increments the futex word if futex sleepers were claimed. A claimed sleeper that is not
-    /// asleep yet then finds another value of the word, and does not fall asleep.
+    /// asleep yet then finds that the word has changed, and does not fall asleep.
     fn release_futex(&self, wake: Wake) -> Wake {
         if wake == Wake::Futex {
             self.futex.fetch_add(1, Ordering::Release);
@@ -277,8 +280,8 @@ impl SleepWord {
         !State::unpack(self.state.load(Ordering::Relaxed)).has_no_sleeper()
     }
 
-    /// Tries to make the caller the leader: the one thread that owns the ring's epoll set, asleep
-    /// or awake. Returns `false` if another thread is the leader.
+    /// Tries to make the caller the leader: the one thread that owns the ring's epoll set, whether
+    /// it sleeps or not. Returns `false` if another thread is the leader.
     pub fn try_lead(&self) -> bool {
         !self.change(|state| state.led = true).led
     }
@@ -316,8 +319,8 @@ impl SleepWord {
         futex::wake_shared(&self.futex, u32::MAX);
     }
 
-    /// Wakes all futex sleepers, also those that another process has claimed and not woken because
-    /// it died.
+    /// Wakes all futex sleepers. Also wakes sleepers that a process has claimed and, because it
+    /// died, has not woken.
     pub fn wake_all_futex(&self) {
         if self.wake_target(u32::MAX) == Wake::NoSleeper {
             self.futex.fetch_add(1, Ordering::Release);
@@ -333,8 +336,8 @@ impl SleepWord {
             let before = State::unpack(word);
             let mut after = before;
             change(&mut after);
-            // Acquire and release in every change: a thread whose announcement was claimed sees the
-            // work that the waker published before.
+            // Every change is an acquire and a release. So a thread whose announcement was claimed
+            // sees the work that the waker published before.
             match self.state.compare_exchange_weak(word, after.pack(), Ordering::AcqRel, Ordering::Relaxed) {
                 Ok(_) => return before,
                 Err(now) => word = now,

@@ -11,14 +11,14 @@
 //! | 5 | [`SleepPlace::end`] | |
 //!
 //! A claim reads the announcement, so the sleeper's step 1 happens before the waker's step 3. A
-//! waker that holds the ring's lock needs no claim: it sees step 1 because the sleeper releases
-//! that lock after step 2. A wake-up after step 5 has no effect.
+//! waker that holds the ring's lock needs no claim: the sleeper releases that lock after its step
+//! 2, so the waker sees its step 1. A wake-up after step 5 has no effect.
 
 use crate::mutex::Mutex;
 use crate::sync::{AtomicU32, Ordering};
 
-/// A place other than the ring's epoll set where the ring's leader sleeps. `P` describes the place,
-/// such as an AIO context.
+/// Where the ring's leader sleeps, if it does not sleep in the ring's epoll set. `P` describes the
+/// place, such as an AIO context.
 pub struct SleepPlace<P> {
     /// Number of events for which the leader sleeps at `place`; 0 if the leader does not sleep
     /// there. While this word is 0, wakers need not lock `place`.
@@ -31,20 +31,21 @@ impl<P> SleepPlace<P> {
         SleepPlace { count: AtomicU32::new(0), place: Mutex::new(None) }
     }
 
-    /// Notes that the leader is about to announce a sleep at `place`, for `count` events.
+    /// Records that the leader is about to announce a sleep at `place`, for `count` events.
     pub fn begin(&self, place: P, count: u32) {
         *self.place.lock() = Some((place, count));
         self.count.store(count, Ordering::Relaxed);
     }
 
-    /// Notes that the leader sleeps at no such place: it is awake, or the ring is closed.
+    /// Records that the leader no longer sleeps at such a place: it is awake, or the ring is
+    /// closed.
     pub fn end(&self) {
         self.count.store(0, Ordering::Relaxed);
         *self.place.lock() = None;
     }
 
-    /// Calls `wake` with the place and the number of events, if the leader sleeps at a place that
-    /// [`Self::begin`] has noted.
+    /// If the leader sleeps at a place that [`Self::begin`] has recorded, calls `wake` with this
+    /// place and the number of events.
     #[inline]
     pub fn wake(&self, wake: impl FnOnce(&P, u32)) {
         if self.count.load(Ordering::Relaxed) != 0

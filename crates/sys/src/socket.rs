@@ -42,21 +42,21 @@ pub fn shutdown(number: i32, how: i32) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_shutdown, [width::word(number), width::word(how), 0, 0, 0]).run().map(drop)
 }
 
-/// Builds an accept4(2) call, for a caller that may wait in it. The call blocks unless the listener
+/// Builds an accept4(2) call, for a caller that can wait in it. The call blocks unless the listener
 /// has O_NONBLOCK. usring must not set this flag, because the listener is the program's. The kernel
 /// writes the peer's address to the program's memory.
 pub fn accept_call(number: i32, address: UserAddress, length: UserAddress, flags: u32) -> SystemCall {
     SystemCall::new(linux::__NR_accept4, [width::word(number), address.0, length.0, u64::from(flags), 0])
 }
 
-/// Builds a connect(2) call, for a caller that may wait in it.
+/// Builds a connect(2) call, for a caller that can wait in it.
 pub fn connect_call(number: i32, address: &[u8]) -> SystemCall {
     with_address(linux::__NR_connect, number, address)
 }
 
-/// Calls connect(2) as if the socket had O_NONBLOCK. usring sets the flag on a blocking socket for
-/// the duration of the call. Other threads hardly notice this, because a socket that is not
-/// connected yet transfers nothing.
+/// Calls connect(2) as if the socket had O_NONBLOCK. If the socket is blocking, usring sets the
+/// flag for the duration of the call. Other threads hardly notice this, because a socket that is
+/// not connected yet transfers nothing.
 pub fn connect_now(number: i32, address: &[u8]) -> Result<(), Errno> {
     let flags = descriptor::status_flags(number)?;
     let call = connect_call(number, address);
@@ -95,7 +95,8 @@ struct TcpInformation {
     others: [u8; 7],
     times: [u32; 2],
     sizes: [u32; 2],
-    /// Of a listener: number of connections that wait to be accepted (`tcpi_unacked`).
+    /// If the socket is a listener: number of connections that wait to be accepted
+    /// (`tcpi_unacked`).
     unacknowledged: u32,
 }
 

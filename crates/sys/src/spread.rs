@@ -1,5 +1,5 @@
-//! Hashes an address or thread pointer to the row of a table at which a search begins (Fibonacci
-//! hashing). Nearby addresses get rows that are far apart.
+//! Computes from an address or a thread pointer the row of a table at which a search begins, by
+//! Fibonacci hashing. Nearby addresses get rows that are far apart.
 
 use crate::width;
 

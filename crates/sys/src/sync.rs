@@ -1,5 +1,5 @@
-//! Atomics and cells: those of `core`, or those of loom in a build of the models. The protocols
-//! that have models use only these, so the models check the code that runs.
+//! Atomics and cells: those of `core`, or those of loom when the models are built. A protocol that
+//! has a model uses no others, so the model checks the code that runs.
 
 /// The real `Arc`: loom models do not check reference counts.
 pub use alloc::sync::Arc;

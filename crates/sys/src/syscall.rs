@@ -5,9 +5,9 @@ use crate::perturbation::perturb_call;
 use crate::{Errno, call_hook, pinned_memory, width};
 use core::arch::asm;
 
-/// The pass mark: the sixth argument of a system call of usring's own, which usring's seccomp
-/// filter must let pass. Most calls that the filter traps take at most five arguments, so the
-/// kernel never reads the sixth. Calls that take six use [`PASS_MARK_ABOVE_FLAGS`]. mmap(2) carries
+/// The pass mark: the sixth argument of usring's own system calls, by which usring's seccomp filter
+/// lets them pass. Most calls that the filter traps take at most five arguments, so the kernel
+/// never reads the sixth. Calls that take six use [`PASS_MARK_ABOVE_FLAGS`]. mmap(2) carries
 /// `MAP_DENYWRITE` instead, which Linux ignores.
 pub const PASS_MARK: u64 = 0x7573_7269_6e67_3031;
 
@@ -15,7 +15,8 @@ pub const PASS_MARK: u64 = 0x7573_7269_6e67_3031;
 /// and the like). The kernel ignores the bits above the flags.
 pub const PASS_MARK_ABOVE_FLAGS: u64 = PASS_MARK & !0xffff_ffff;
 
-/// An address from the program: a number until [`crate::user_memory`] or a system call uses it.
+/// An address from the program. It is only a number until [`crate::user_memory`] or a system call
+/// uses it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct UserAddress(pub u64);
@@ -42,8 +43,8 @@ impl UserAddress {
         self.0 == 0
     }
 
-    /// Returns the address that is `bytes` higher. Wraps, as the kernel's arithmetic does before
-    /// its checks.
+    /// Returns the address that is `bytes` higher. The sum wraps around, as the kernel's sum does
+    /// before the kernel checks the address.
     pub const fn offset(self, bytes: u64) -> UserAddress {
         UserAddress(self.0.wrapping_add(bytes))
     }
@@ -127,9 +128,9 @@ pub unsafe fn syscall6(number: u32, arguments: [u64; 6]) -> u64 {
     unsafe {
         asm!(
             "syscall",
-            // Clear r9. The kernel preserves it, and libc sets it only for calls with six
-            // arguments. Otherwise a later call of libc would carry the pass mark that is left in
-            // r9.
+            // Clear r9, which holds the pass mark. The kernel preserves r9, and libc sets it only
+            // for calls with six arguments. So a later call of libc would otherwise carry the pass
+            // mark, too.
             "xor r9d, r9d",
             inlateout("rax") u64::from(number) => answer,
             in("rdi") arguments[0],

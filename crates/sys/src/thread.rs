@@ -2,7 +2,7 @@
 //!
 //! - The threads are bare: made by clone(2), with a small stack and a thread-local block that
 //!   usring maps. libc does not know them. So libc ends the process when the program's own last
-//!   thread ends, and making a thread of usring never enters libc's malloc.
+//!   thread ends. And usring can start a thread without entering libc's malloc.
 //! - In the Rust API, whose allocator is the program's, the standard library makes the threads
 //!   instead (`set_spawner`).
 //! - A thread of usring blocks every signal but SIGSYS, SIGSEGV, SIGBUS and [`CHANGE_USER`]. The
@@ -23,8 +23,8 @@ use linux_raw_sys::general as linux;
 #[repr(transparent)]
 pub struct ThreadId(pub usize);
 
-/// Returns the calling thread. One load: by x86-64's convention the first word at the thread
-/// pointer holds the thread pointer.
+/// Returns the calling thread, by one load. In x86-64's convention, the thread pointer is the
+/// address of a word that holds this address itself.
 #[inline(always)]
 pub fn current() -> ThreadId {
     let pointer: usize;
@@ -42,18 +42,18 @@ pub enum Credentials {
     /// ([`crate::credentials`]).
     Following,
     /// The thread repeats every change of user and groups that the program makes. It has at most
-    /// the capabilities that it needs for this (CAP_SETUID and CAP_SETGID), because its work needs
-    /// no others.
+    /// the capabilities that it needs for this (CAP_SETUID and CAP_SETGID): its work needs no
+    /// capabilities.
     Service,
-    /// The thread keeps the credentials that it started with. It carries out requests of program
-    /// threads that have the same credentials.
+    /// The thread keeps the credentials that it started with. It carries out requests of those
+    /// program threads that have these credentials.
     OfSpawn,
     /// The thread keeps the credentials that it started with, and submits with them: it counts as a
     /// thread of the program.
     OfSubmitter,
 }
 
-/// Starts a thread that calls `entry(argument)` once and ends when it returns.
+/// Starts a thread that calls `entry(argument)` once, and ends when `entry` returns.
 pub type Spawner = fn(entry: extern "C" fn(*mut c_void), argument: *mut c_void) -> Result<(), Errno>;
 
 static SPAWNER: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
@@ -90,15 +90,15 @@ struct Start {
     is_bare: bool,
 }
 
-/// Starts a thread; `name` is cut to 15 bytes.
+/// Starts a thread. `name` is cut to 15 bytes.
 ///
-/// Errors: `ENOMEM`; `EAGAIN` if the kernel refuses a thread, or usring has too many.
+/// Errors: `ENOMEM`; `EAGAIN` if the kernel refuses a thread, or usring has too many threads.
 pub fn spawn(name: &str, credentials: Credentials, work: Box<dyn FnOnce() + Send>) -> Result<(), Errno> {
     spawn_by(spawner(), name, credentials, work)
 }
 
 /// Starts a thread by clone(2), even if a spawner is set. For a caller that may be inside libc's
-/// malloc, which libc's thread creation would enter again.
+/// malloc: if libc made the thread, it would enter malloc again.
 pub fn spawn_unknown(name: &str, credentials: Credentials, work: Box<dyn FnOnce() + Send>) -> Result<(), Errno> {
     spawn_by(None, name, credentials, work)
 }
@@ -151,12 +151,12 @@ extern "C" fn run(argument: *mut c_void) {
     slot.end(is_bare);
 }
 
-/// Offset from the thread pointer at which the program's libc keeps a thread's id, as
-/// [`crate::thread_ids`] has found it; 0: not known.
+/// Offset from the thread pointer at which the program's libc keeps a thread's id.
+/// [`crate::thread_ids`] determines it; 0: not known.
 pub(crate) static ID_OFFSET: AtomicUsize = AtomicUsize::new(0);
 
-/// Stores the id of the calling thread, a bare one, where libc keeps the ids of its threads. So
-/// [`crate::thread_ids`] finds it there.
+/// Stores the id of the calling thread in the word in which libc keeps the ids of its own threads.
+/// The calling thread is bare. So [`crate::thread_ids`] finds the id there.
 fn store_id(id: u32) {
     let offset = ID_OFFSET.load(Ordering::Relaxed);
     if offset == 0 || offset + size_of::<u32>() > LOCALS {
@@ -169,15 +169,15 @@ fn store_id(id: u32) {
     unsafe { word.write(id) };
 }
 
-/// Number of the signal by which libc's setuid() and similar functions make every thread that libc
-/// knows change its user: glibc's SIGSETXID. For another libc, that libc's signal is stored here
-/// before usring makes its first thread.
+/// Number of the signal by which libc changes the user of every thread that it knows, in setuid()
+/// and similar functions. For glibc it is SIGSETXID. For another libc, the number of that libc's
+/// signal is stored here before usring makes its first thread.
 pub static CHANGE_USER: AtomicU32 = AtomicU32::new(if cfg!(target_env = "musl") { CHANGE_USER_MUSL } else { 33 });
 
 /// musl's SIGSYNCCALL. (33 is its SIGCANCEL.)
 pub const CHANGE_USER_MUSL: u32 = 34;
 
-/// Blocks all signals but SIGSYS, SIGSEGV, SIGBUS and [`CHANGE_USER`]; returns the previous mask.
+/// Blocks all signals but SIGSYS, SIGSEGV, SIGBUS and [`CHANGE_USER`]. Returns the previous mask.
 fn block_signals() -> u64 {
     let open = [linux::SIGSYS, linux::SIGSEGV, linux::SIGBUS, CHANGE_USER.load(Ordering::Relaxed)];
     let blocked = open.iter().fold(u64::MAX, |mask, signal| mask & !(1 << (signal - 1)));
@@ -195,8 +195,8 @@ fn change_mask(mask: u64) -> u64 {
     old
 }
 
-/// While this value lives, no handler of the program interrupts the thread that made it. A thread
-/// of the program makes it for work that must not stop halfway.
+/// While this value lives, no handler of the program interrupts the thread that made it. For
+/// threads of the program whose work must not stop halfway.
 #[derive(Debug)]
 #[must_use = "signals are open again when it is dropped"]
 pub struct ClosedSignals(u64);
@@ -214,7 +214,7 @@ impl Drop for ClosedSignals {
 /// Size of a bare thread's stack, in bytes. The kernel allocates its pages when they are touched.
 const STACK: usize = 256 * 1024;
 /// Number of zeroed bytes on each side of the thread pointer. Code may expect thread-local
-/// variables below the thread pointer, and libcs keep words of their own above it.
+/// variables below the thread pointer. Above it, libcs keep words of their own.
 const LOCALS: usize = PAGE;
 
 global_asm!(

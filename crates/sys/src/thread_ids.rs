@@ -1,14 +1,14 @@
-//! Finds the calling thread's id without a system call, for code that needs it very often.
+//! Determines the calling thread's id without a system call, for code that needs it very often.
 //!
 //! A libc keeps each thread's id in a word behind the thread pointer, at an offset that it does not
 //! promise. [`find_word`] searches for that word in the first thread. usring's own threads store
-//! their ids at the same offset ([`crate::thread`]). A value of the word is trusted after gettid(2)
-//! has returned that value to a thread of this process. If a thread's word holds another value (the
-//! thread has no libc), the thread makes the system call each time.
+//! their ids at this offset, too ([`crate::thread`]). A value of the word is trusted after
+//! gettid(2) has returned that value to a thread of this process. If a thread's word holds another
+//! value (the thread has no libc), the thread makes the system call each time.
 //!
-//! A thread that shares its creator's thread pointer gets its creator's id, if the creator has
-//! called [`current`] before. Such threads are made by clone(2) without CLONE_SETTLS, or by
-//! vfork(2).
+//! Some threads share their creator's thread pointer: those made by clone(2) without CLONE_SETTLS,
+//! or by vfork(2). Such a thread gets its creator's id, if the creator has called [`current`]
+//! before.
 
 use crate::per_process::PerProcess;
 use crate::thread::{self, ID_OFFSET};
@@ -16,25 +16,26 @@ use crate::{UserAddress, signals, user_memory, width};
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicU32, Ordering};
 
-/// Number of entries of [`KNOWN`]. Each entry holds one thread id. Ids that belong to the same
-/// entry replace each other.
+/// Number of entries of [`KNOWN`]. Each entry holds one thread id. If two ids belong to one entry,
+/// the later one replaces the earlier one.
 const ENTRIES: usize = 1024;
-/// Ids of threads whose word behind the thread pointer holds their id. A forked child begins with
-/// an empty table, because its thread's word may still hold the id of its parent's thread.
+/// Ids of threads whose word behind the thread pointer is known to hold their id. A forked child
+/// begins with an empty table, because its thread's word may still hold the id of its parent's
+/// thread.
 static KNOWN: PerProcess<Box<[AtomicU32]>> = PerProcess::new();
 /// The offsets of glibc and of musl.
 const USUAL: [usize; 2] = [0x2d0, 0x30];
-/// Bytes behind the thread pointer that are searched for the thread's id, if no usual offset has
-/// it.
+/// Number of bytes behind the thread pointer that are searched for the thread's id, if it is at no
+/// usual offset.
 const SEARCHED: usize = 0x400;
 
-/// Searches for the word in which libc keeps the id of the first thread, which calls this function
-/// at its start.
+/// Searches for the word in which libc keeps the thread's id. The process's first thread calls this
+/// function at its start.
 pub fn find_word() {
     let own = signals::thread_id();
     let word = |offset: &usize| user_memory::read::<u32>(address(*offset)) == Ok(own);
-    // The search skips the upper halves of 8-byte words: the upper half of a pointer could equal a
-    // small id.
+    // The search tests only the lower half of each 8-byte word. The upper half of a pointer could
+    // by chance equal a small id.
     let found = USUAL.into_iter().chain((8..SEARCHED).step_by(8)).find(word);
     ID_OFFSET.store(found.unwrap_or(0), Ordering::Relaxed);
 }
@@ -85,7 +86,8 @@ mod tests {
             }
         };
         check();
-        // A later thread often gets the memory of an earlier one.
+        // A later thread often gets the memory of an earlier one, whose word may still hold the old
+        // id.
         for _ in 0..20 {
             std::thread::spawn(check).join().unwrap();
         }

@@ -9,8 +9,8 @@ use linux_raw_sys::general as linux;
 const PIDFD_THREAD: u64 = linux::O_EXCL as u64;
 
 /// A handle to one thread, by a pidfd. Before Linux 6.9 only the first thread of a process can have
-/// a pidfd. The handle of another thread then has only the thread's id. So if the thread has ended
-/// and a new thread has the same id, the new thread is mistaken for the old one.
+/// a pidfd. The handle of another thread then has only the thread's id. If that thread has ended
+/// and a new thread has its id, the new thread is mistaken for the old one.
 #[derive(Debug)]
 pub struct ThreadLife {
     thread: u32,

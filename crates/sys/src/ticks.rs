@@ -1,6 +1,6 @@
-//! Reads the time from the processor's time-stamp counter (TSC), without a system call. Used for
-//! spans within a thread's wait, where a system call would take a large part of the measured time.
-//! ([`crate::clock`] says why usring does not use the vDSO's clock.)
+//! Reads the time from the processor's time-stamp counter (TSC), without a system call. Used to
+//! measure spans within a thread's wait: a system call would take a large part of such a span.
+//! ([`crate::clock`] explains why usring does not use the vDSO's clock.)
 
 use crate::clock::{Clock, Nanoseconds};
 use crate::processor;
@@ -15,12 +15,12 @@ pub struct Ticks(pub u64);
 static SCALE: AtomicU64 = AtomicU64::new(0);
 const SLOW: u64 = u64::MAX;
 /// How long [`calibrate`] compares the time-stamp counter with the monotonic clock. The times of
-/// the beginning and the end are wrong by some tens of nanoseconds, so the measured rate is wrong
-/// by about 0.01 %.
+/// the beginning and of the end may be wrong by some tens of nanoseconds. So the measured rate may
+/// be wrong by about 0.01 %.
 const COMPARISON: Nanoseconds = 1_000_000;
 
 /// Measures the rate of the time-stamp counter, if no call has done so yet. Takes a millisecond.
-/// Callers do this at setup, before the first [`Ticks::now`].
+/// Must be called at setup, before the first [`Ticks::now`].
 pub fn calibrate() {
     if SCALE.load(Ordering::Relaxed) != 0 {
         return;
@@ -36,8 +36,8 @@ impl Ticks {
         if SCALE.load(Ordering::Relaxed) == SLOW { Ticks(Clock::Monotonic.now()) } else { Ticks(counter()) }
     }
 
-    /// Returns the span from `earlier` to this point in time. Returns 0 if `earlier` is not
-    /// earlier: the counters of two processors may differ slightly.
+    /// Returns the span from `earlier` to this point in time. Returns 0 if `earlier` is the later
+    /// of the two: the counters of two processors may differ slightly.
     #[inline]
     pub fn since(self, earlier: Ticks) -> Nanoseconds {
         let ticks = self.0.saturating_sub(earlier.0);
@@ -94,9 +94,9 @@ fn compare() -> u64 {
     }
 }
 
-/// Reads the monotonic clock and the time-stamp counter at nearly the same moment: of four pairs of
-/// reads, returns the pair that took the least time. If the thread loses its processor between the
-/// two reads of a pair, another pair is used.
+/// Reads the monotonic clock and the time-stamp counter at nearly one moment. Makes four such pairs
+/// of reads, and returns the fastest pair. In a pair during which the thread lost its processor,
+/// the two times do not belong together; such a pair is slow.
 fn read_both() -> (Nanoseconds, u64) {
     let pair = || {
         let (before, clock, after) = (counter(), Clock::Monotonic.now(), counter());

@@ -12,7 +12,8 @@
 //! | clock_nanosleep with the slack read, set to 1 ns, and restored | 3.4 µs | 34 µs | 3.7 µs |
 //!
 //! A timerfd would need a descriptor for each sleeping thread; a prctl(2) costs 0.09 µs. So this
-//! file does what the last row says. It restores the slack because the thread may be the program's.
+//! file sleeps as in the table's last row. It restores the slack because the thread may be the
+//! program's.
 
 use crate::clock::{Clock, Nanoseconds};
 use crate::{Errno, SystemCall, wait};
@@ -26,8 +27,8 @@ const PR_GET_TIMERSLACK: u64 = 30;
 /// Sleeps for a short span on the calling thread, which may be the program's. Errors: `EINTR` if a
 /// signal ended the sleep early.
 pub fn sleep_precisely(span: Nanoseconds) -> Result<(), Errno> {
-    // A thread with a real-time policy has no slack, and may not set it. If a sandbox denies
-    // prctl(2), the thread's slack stays as it is, and `overshoot` measures its effect.
+    // A thread with a real-time policy has no slack, and is not allowed to set it. If a sandbox
+    // denies prctl(2), the thread's slack stays unchanged, and `overshoot` measures its effect.
     let slack = control(PR_GET_TIMERSLACK, 0).unwrap_or(0);
     if slack > 1 {
         let _ = control(PR_SET_TIMERSLACK, 1);
@@ -47,9 +48,9 @@ fn control(option: u64, value: u64) -> Result<u64, Errno> {
 static OVERSHOOT: AtomicU64 = AtomicU64::new(0);
 
 /// Returns how much [`sleep_precisely`] oversleeps on this machine, in nanoseconds. A sleep also
-/// takes about this much processor time. The first call measures it in half a millisecond, as the
-/// lower quartile of 15 sleeps. (If the machine is busy at that moment, a median would measure how
-/// long other threads keep the processor.)
+/// takes about this much processor time. The first call measures the overshoot, in half a
+/// millisecond: the lower quartile of 15 sleeps. (If the machine is busy at that moment, a median
+/// would measure how long other threads keep the processor.)
 pub fn overshoot() -> Nanoseconds {
     match OVERSHOOT.load(Ordering::Relaxed) {
         0 => {
@@ -63,14 +64,14 @@ pub fn overshoot() -> Nanoseconds {
 
 fn measure() -> Nanoseconds {
     const SPAN: Nanoseconds = 20_000;
-    /// Largest overshoot to return: that of a thread whose slack cannot be changed. If a larger one
-    /// is measured, it has another cause.
+    /// Largest overshoot that is returned: that of a thread whose slack cannot be changed. If a
+    /// larger overshoot is measured, it has another cause.
     const MOST: Nanoseconds = 60_000;
     let mut samples = [0; 15];
     for sample in &mut samples {
         let start = Clock::Monotonic.now();
-        // If a signal cuts a sleep short, only one of the 15 samples is 0, which hardly changes the
-        // result.
+        // If a signal cuts a sleep short, its sample is 0. One wrong sample of 15 hardly changes
+        // the result.
         let _ = sleep_precisely(SPAN);
         *sample = (Clock::Monotonic.now() - start).saturating_sub(SPAN);
     }

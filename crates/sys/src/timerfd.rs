@@ -21,7 +21,8 @@ pub fn arm(number: i32, span: Nanoseconds) -> Result<(), Errno> {
     set(number, 0, span.max(1))
 }
 
-/// Arms the timer to fire once at `time` on the monotonic clock, or at once if that is past.
+/// Arms the timer to fire once, at `time` on the monotonic clock. If `time` is past, the timer
+/// fires at once.
 pub fn arm_at(number: i32, time: Nanoseconds) -> Result<(), Errno> {
     set(number, linux::TFD_TIMER_ABSTIME, time.max(1))
 }

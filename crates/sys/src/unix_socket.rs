@@ -84,8 +84,8 @@ pub(crate) const CONTROL_HEAD: u64 = 16;
 pub struct Connection(OwnedDescriptor);
 
 impl Connection {
-    /// Connects to the socket at a path. If `limit_seconds` is not `None`, each of connecting,
-    /// sending and receiving takes at most that long, and otherwise fails with `EAGAIN`.
+    /// Connects to the socket at a path. `limit_seconds`: a time limit for connecting, for each
+    /// send and for each receive, after which it fails with `EAGAIN`. `None`: no limit.
     ///
     /// Errors: `EINVAL` if the path has 108 bytes or more; those of connect(2).
     pub fn open(path: &[u8], limit_seconds: Option<u64>) -> Result<Connection, Errno> {
@@ -116,8 +116,8 @@ impl Connection {
         self.0.number()
     }
 
-    /// Sends one message, with the descriptor `lent` if there is one. The descriptor stays open in
-    /// this process.
+    /// Sends one message, with the descriptor `lent` if it is not `None`. The descriptor stays open
+    /// in this process.
     pub fn send(&self, message: &[u8], lent: Option<i32>) -> Result<(), Errno> {
         let vector = [message.as_ptr() as u64, message.len() as u64];
         let control = Control::<DESCRIPTORS>::of(lent.as_slice());
@@ -134,8 +134,8 @@ impl Connection {
         SystemCall::new(linux::__NR_sendmsg, arguments).run().map(drop)
     }
 
-    /// Receives one message and its descriptors, and moves these to numbers that are private to
-    /// usring. Returns the message's length.
+    /// Receives one message and its descriptors. Moves the descriptors to numbers that are private
+    /// to usring. Returns the message's length, and the descriptors.
     ///
     /// Errors: `EPIPE` if the peer has closed the connection; `EOVERFLOW` if the message did not
     /// fit.
@@ -153,8 +153,8 @@ impl Connection {
         };
         let arguments = [width::word(self.0.number()), &raw mut header as u64, MSG_CMSG_CLOEXEC, 0, 0];
         let length = width::size(SystemCall::new(linux::__NR_recvmsg, arguments).run()?);
-        // All descriptors get owners before the first descriptor is moved. If a move fails, the
-        // owners close the rest.
+        // All descriptors get owners before the first of them is moved. If a move fails, the owners
+        // close the other descriptors.
         let raw = control.received(header.control_length);
         let descriptors = raw.into_iter().map(OwnedDescriptor::into_private).collect::<Result<_, _>>()?;
         const TRUNCATED: u64 = 0x20 | 0x8;

@@ -1,8 +1,8 @@
 //! Records the states of the process in which a submission needs additional checks. All states are
 //! bits of one word, so an ordinary submission needs a single load.
 //!
-//! The upper half of the word is the semaphore of the probes ([`crate::probes`]): the kernel, or a
-//! debugger, adds 1 to it for each probe that a tracer uses. So the same load also shows whether a
+//! The upper half of the word is the semaphore of the probes ([`crate::probes`]). For each probe
+//! that a tracer uses, the kernel or a debugger adds 1 to it. So this one load also shows whether a
 //! tracer is there.
 
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -39,7 +39,7 @@ pub fn any() -> bool {
     STATES.load(Ordering::Relaxed) != 0
 }
 
-/// Returns whether the process is in the given state.
+/// Returns whether the process is in the state `state`.
 #[inline(always)]
 pub fn has(state: Unusual) -> bool {
     STATES.load(Ordering::Relaxed) & state as u32 != 0

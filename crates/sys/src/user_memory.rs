@@ -1,14 +1,15 @@
-//! Copies to and from addresses that the program named. An address may be any number: one that
-//! cannot be read or written gives `EFAULT`, never a crash.
+//! Copies to and from addresses that the program named. An address may be any number. If it cannot
+//! be read or written, the result is `EFAULT`, never a crash.
 //!
 //! # How
 //! A few assembler routines, placed next to each other, make all copies. They use no stack and no
-//! register that the compiler relies on. So one fix-up serves a fault in any of them. The SIGSEGV
-//! or SIGBUS handler ([`handle_fault`]) finds the instruction pointer inside a routine, and moves
-//! it to the fix-up, which returns 1 to the routine's caller. Without a fault this costs nothing.
+//! register that the compiler needs preserved. So one fix-up serves a fault in any of them. The
+//! SIGSEGV or SIGBUS handler ([`handle_fault`]) finds the instruction pointer inside a routine, and
+//! moves it to the fix-up, which returns 1 to the routine's caller. Without a fault this costs
+//! nothing.
 //!
 //! Addresses outside the lower half of the address space are refused without an attempt. A
-//! non-canonical address would raise a general protection fault, which reports no address, and the
+//! non-canonical address would raise a general protection fault, which reports no address. The
 //! vsyscall page is not the program's memory.
 
 use crate::shared::Plain;
@@ -150,8 +151,8 @@ unsafe extern "C" {
     fn usring_user_copy_fault();
 }
 
-/// Returns the address at which the thread has to continue after a fault, if the faulting
-/// instruction belongs to a copy routine.
+/// Returns the address at which the thread has to continue after a fault. `None` if the faulting
+/// instruction does not belong to a copy routine.
 #[inline]
 pub fn fix_up(instruction: usize) -> Option<usize> {
     let range = usring_user_copy_first as *const () as usize..usring_user_copy_end as *const () as usize;
