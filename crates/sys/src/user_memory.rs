@@ -164,7 +164,7 @@ const UCONTEXT_RIP: usize = 168;
 
 /// Repairs a fault in a copy routine: the routine then returns an error. Called by a SIGSEGV or
 /// SIGBUS handler with its third argument. Returns whether the fault was in a copy routine. The
-/// handler must not call this for a signal that kill(2) or the like has sent (`si_code` of 0 or
+/// handler must not call this function for a signal that a system call has sent (`si_code` of 0 or
 /// less). Such a signal is unrelated to the instruction that it interrupted.
 ///
 /// # Safety
@@ -195,14 +195,15 @@ fn outcome(fault: u32) -> Result<(), Errno> {
     if fault == 0 { Ok(()) } else { Err(Errno::EFAULT) }
 }
 
-/// Length in bytes from which on the processor's string instruction (`rep movsb`) is faster than a
-/// loop with xmm registers. (usring may not use wider registers, because they hold the program's
-/// values.) Measured on sources at random places in 256 MiB: 512 bytes take 0.6 of the loop's time,
-/// 4096 bytes 0.75. glibc's memcpy with the widest registers takes about as long.
+/// Least length in bytes for which the processor's string instruction (`rep movsb`) is used. From
+/// this length on it is faster than a loop with xmm registers. (usring may not use wider registers,
+/// because they hold the program's values.) Measured on sources at random places in 256 MiB: 512
+/// bytes take 0.6 of the loop's time, 4096 bytes 0.75. glibc's memcpy with the widest registers
+/// takes about as long.
 const BULK: usize = 512;
 
 /// Returns whether this processor has a fast string instruction ("enhanced rep movsb"). On other
-/// processors `rep movsb` takes long to start.
+/// processors, each `rep movsb` takes a long time before it copies the first byte.
 fn copies_strings_fast() -> bool {
     static ANSWER: AtomicU8 = AtomicU8::new(UNKNOWN);
     const UNKNOWN: u8 = 0;
@@ -219,7 +220,7 @@ fn copies_strings_fast() -> bool {
     fast
 }
 
-/// Copies bytes; a fault gives `EFAULT`.
+/// Copies bytes. After a fault, the result is `EFAULT`.
 ///
 /// # Safety
 /// Of `to` and `from`, one must be usring's memory, valid for this access. The other may be any
@@ -329,8 +330,8 @@ pub fn read_array_into<T: Plain>(values: &mut Vec<T>, address: UserAddress, coun
     Ok(())
 }
 
-/// Refuses to allocate more than 512 bytes while the allocator uses its memory reserve, which is
-/// for smaller needs. Errors: `ENOMEM`.
+/// Refuses to allocate more than 512 bytes while the allocator uses its memory reserve. The reserve
+/// is for smaller needs. Errors: `ENOMEM`.
 fn check_room(bytes: usize) -> Result<(), Errno> {
     const SMALL: usize = 512;
     if bytes > SMALL && memory_reserve::is_low() { Err(Errno::ENOMEM) } else { Ok(()) }
@@ -344,7 +345,8 @@ pub fn read_c_string(address: UserAddress, max: usize) -> Result<Vec<u8>, Errno>
     check_room(max)?;
     while string.len() < max {
         let from = address.offset(string.len() as u64);
-        // Each read stays within one page, because the string may end before the next page.
+        // Each read stays within one page. The string may end in this page, and the next page may
+        // not be readable.
         let to_page_end = width::size(PAGE - from.0 % PAGE);
         let length = to_page_end.min(max - string.len()).min(256);
         let start = string.len();
@@ -366,8 +368,8 @@ pub fn append(bytes: &mut Vec<u8>, more: &[u8]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Checks that every page of a range can be read and written now, without changing the range's
-/// content. Errors: `EFAULT`.
+/// Checks that every page of a range can be read and written now. Leaves the range's content
+/// unchanged. Errors: `EFAULT`.
 pub fn probe_writable(address: UserAddress, length: usize) -> Result<(), Errno> {
     check(address, length)?;
     if length == 0 {

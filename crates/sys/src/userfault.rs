@@ -11,8 +11,9 @@ use linux_raw_sys::ioctl;
 pub enum FaultReport {
     /// The kernel sends SIGBUS to the faulting thread, or lets its system call return EFAULT.
     Signal,
-    /// The kernel queues an event to read, and the faulting thread waits, also within a system
-    /// call. Needs a privilege (vm.unprivileged_userfaultfd, CAP_SYS_PTRACE, or /dev/userfaultfd).
+    /// The kernel queues an event to read. The faulting thread waits, even if it faulted in a
+    /// system call. Needs a privilege (vm.unprivileged_userfaultfd, CAP_SYS_PTRACE, or
+    /// /dev/userfaultfd).
     Events,
 }
 
@@ -71,8 +72,8 @@ impl UserFault {
         if register.ioctls & needed == needed { Ok(()) } else { Err(Errno::EINVAL) }
     }
 
-    /// Installs pages with the content of `from`, in place of missing pages. `protected`: the new
-    /// pages are write-protected.
+    /// Installs pages with the content of `from`, in place of missing pages. `protected`: whether
+    /// the new pages are write-protected.
     ///
     /// Errors: `EEXIST` at a page that is present; `ENOMEM`.
     pub fn copy(&self, to: usize, from: &[u8], protected: bool) -> Result<(), Errno> {
@@ -150,8 +151,8 @@ fn create(flags: u32) -> Result<OwnedDescriptor, Errno> {
     Ok(OwnedDescriptor::from_raw(width::int(number)))
 }
 
-/// Opens a userfaultfd through the device /dev/userfaultfd. The permission to open that device is
-/// enough.
+/// Opens a userfaultfd through the device /dev/userfaultfd. This needs only the permission to open
+/// the device.
 fn create_by_device() -> Result<OwnedDescriptor, Errno> {
     /// `_IO(0xAA, 0)`.
     const NEW: u64 = 0xaa00;

@@ -1,12 +1,12 @@
 //! Requests of a program to the Valgrind that runs it (client requests). They are a part of
-//! Valgrind's public interface: a sequence of instructions without an effect, which Valgrind
-//! recognises. Outside of Valgrind they do nothing.
+//! Valgrind's public interface. Each is a sequence of instructions without an effect, which
+//! Valgrind recognises. Outside of Valgrind they do nothing.
 
 use crate::plain::IoVector;
 use core::arch::asm;
 use core::sync::atomic::{AtomicU8, Ordering};
 
-// Numbers of the requests of every tool, and of memcheck.
+// Numbers of the requests: first those that every tool knows, then those of memcheck.
 const RUNNING_ON_VALGRIND: u64 = 0x1001;
 const DISCARD_TRANSLATIONS: u64 = 0x1002;
 const CHANGE_ERROR_REPORTING: u64 = 0x1801;
@@ -17,7 +17,7 @@ const CHECK_ADDRESSABLE: u64 = MEMCHECK | 4;
 const CHECK_DEFINED: u64 = MEMCHECK | 5;
 
 /// Makes a request. Returns 0 outside of Valgrind, or if the tool does not know the request. The
-/// function is inlined, so that an error's stack begins at the caller.
+/// function is inlined: so in an error report of Valgrind, the stack begins at the caller.
 #[inline(always)]
 fn request(number: u64, first: u64, second: u64) -> u64 {
     let words = [number, first, second, 0, 0, 0];
@@ -51,7 +51,8 @@ pub fn is_there() -> bool {
     answer == 1
 }
 
-/// Makes Valgrind forget the code at an address, which has been changed.
+/// Makes Valgrind discard its translation of the code at an address, after the code has been
+/// changed.
 pub fn forget_code(address: usize, length: usize) {
     request(DISCARD_TRANSLATIONS, address as u64, length as u64);
 }
@@ -72,7 +73,7 @@ pub fn make_defined(memory: &IoVector) {
     request(MAKE_DEFINED, memory.base, memory.length);
 }
 
-/// Makes memcheck report each use of memory by the program.
+/// Makes memcheck report each access of the program to this memory.
 pub fn make_inaccessible(memory: &IoVector) {
     request(MAKE_INACCESSIBLE, memory.base, memory.length);
 }

@@ -6,7 +6,7 @@
 //! the stub, usring's handler moves the instruction pointer to the stub's exit ([`exit_address`]).
 //! The call then ends as if it was interrupted.
 //!
-//! | user | word that says not to sleep | signal that ends the call |
+//! | user | word that forbids the sleep | signal that ends the call |
 //! |---|---|---|
 //! | a program's thread that waits for completions | [`signals::DEFERRED`] | the program's signals |
 //! | a worker in a call that may block for ever ([`call_blocking`]) | the cancel word | SIGSYS |
@@ -23,9 +23,9 @@ use linux_raw_sys::general as linux;
 use usring_uapi::Timespec;
 
 // usring_wait(rdi: *const u32 reason, rsi: *const [u64; 6] arguments, edx: number) -> the kernel's
-// answer, or ABORTED if `*reason` is not 0. From `start` to `syscall` itself the thread counts as
-// not yet asleep. That includes the restart of an interrupted call, for which the kernel sets the
-// instruction pointer back to `syscall`.
+// answer, or ABORTED if `*reason` is not 0. From `start` to `syscall`, including `syscall` itself,
+// the thread counts as not yet asleep. This also covers the restart of an interrupted call, for
+// which the kernel sets the instruction pointer back to `syscall`.
 global_asm!(
     ".pushsection .text.usring_wait,\"ax\",@progbits",
     ".balign 16",
@@ -76,20 +76,20 @@ unsafe extern "C" {
 /// to user space.
 const ABORTED: u64 = (-512i64).cast_unsigned();
 
-/// Longest single sleep of a call that must have a time limit: without one, the kernel would
-/// restart a futex wait after a signal whose handler has SA_RESTART. The kernel never restarts a
-/// wait on an epoll set (signal(7)), so such a wait needs no limit and no timer.
+/// Longest single sleep of a call that must have a time limit. A futex wait must have one: without
+/// it, the kernel would restart the wait after a signal whose handler has SA_RESTART. The kernel
+/// never restarts a wait on an epoll set (signal(7)), so such a wait needs no limit and no timer.
 const MOST_SLEEP_NS: Nanoseconds = 3600 * 1_000_000_000;
 static LONGEST_TIME: Timespec = timespec(MOST_SLEEP_NS);
 
-/// Longest single sleep while *another* thread has a deferred signal. [`DEFERRED`] then says
-/// nothing about this thread. So this thread wakes at least this often, and checks
+/// Longest single sleep while *another* thread has a deferred signal. [`DEFERRED`] then does not
+/// show whether this thread has one. So this thread wakes at least this often, and checks
 /// [`signals::interrupted`].
 const SIGNAL_CHECK_INTERVAL_NS: Nanoseconds = 1_000_000;
 
-/// For usring's signal handlers: returns the exit of the stub `usring_wait` if
-/// `instruction_pointer`, at which the signal arrived, lies inside the stub. The handler then
-/// continues there instead.
+/// Called by usring's signal handlers, with the instruction pointer at which the signal arrived. If
+/// it lies inside the stub `usring_wait`, returns the stub's exit, and the handler then makes the
+/// thread continue there.
 pub fn exit_address(instruction_pointer: usize) -> Option<usize> {
     let start = &raw const usring_wait_start as usize;
     let end = &raw const usring_wait_end as usize;
@@ -100,7 +100,7 @@ pub fn exit_address(instruction_pointer: usize) -> Option<usize> {
 enum Ended {
     /// The kernel answered.
     Answered(Result<u64, Errno>),
-    /// The call was not made, or was interrupted and not restarted.
+    /// The call was not made, or it was interrupted and is not restarted.
     Aborted,
 }
 
@@ -121,9 +121,9 @@ fn run(reason: &AtomicU32, call: &SystemCall) -> Ended {
 /// A word for [`run`] that is always 0, so that the call is always made.
 static NEVER_CANCELLED: AtomicU32 = AtomicU32::new(0);
 
-/// Makes a system call that sleeps, until the kernel answers or `timeout` is over. Error: `EINTR`
-/// if a signal of this thread has been deferred. `build` builds the call; its argument is the
-/// call's time limit, if there is one.
+/// Makes a system call that sleeps. Returns when the kernel answers, or when `timeout` is over.
+/// Error: `EINTR` if a signal of this thread has been deferred. `build` builds the call. Its
+/// argument is the call's time limit; `None`: no limit.
 fn sleep(timeout: Option<Nanoseconds>, build: impl Fn(Option<&Timespec>) -> SleepCall) -> Result<u64, Errno> {
     let time = timeout.map(|timeout| timespec(timeout.min(MOST_SLEEP_NS)));
     let timeout = timeout.unwrap_or(Nanoseconds::MAX);
@@ -137,8 +137,9 @@ fn sleep(timeout: Option<Nanoseconds>, build: impl Fn(Option<&Timespec>) -> Slee
     sleep_on(Clock::Monotonic.now().saturating_add(timeout - slept), build)
 }
 
-/// Continues [`sleep`] after its first call, in two rare cases. Either more time is left than one
-/// call may sleep ([`MOST_SLEEP_NS`]), or a deferred signal of another thread stopped the call.
+/// Continues [`sleep`] after its first call. This happens in two rare cases: the time limit is
+/// longer than one call may sleep ([`MOST_SLEEP_NS`]), or a deferred signal of another thread
+/// stopped the call.
 #[cold]
 fn sleep_on(deadline: Nanoseconds, build: impl Fn(Option<&Timespec>) -> SleepCall) -> Result<u64, Errno> {
     loop {
@@ -148,9 +149,9 @@ fn sleep_on(deadline: Nanoseconds, build: impl Fn(Option<&Timespec>) -> SleepCal
         } else if signals::interrupted() {
             return Err(Errno::EINTR);
         } else {
-            // If a signal for this thread arrives from here on, the handler finds the thread in the
-            // stub `usring_wait`, or this loop finds the deferred signal after one
-            // `SIGNAL_CHECK_INTERVAL_NS`.
+            // From here on, a signal for this thread does not stay unnoticed. Either its handler
+            // finds the thread in the stub `usring_wait`, or this loop finds the deferred signal
+            // after one `SIGNAL_CHECK_INTERVAL_NS`.
             (&NEVER_CANCELLED, SIGNAL_CHECK_INTERVAL_NS)
         };
         let time = timespec(left.min(slice));
@@ -176,9 +177,9 @@ struct SleepCall {
 /// Sleeps while `word` holds `expected`, for `timeout` at most. Several processes may share the
 /// word: [`crate::futex::wake_shared`] wakes the sleeper.
 ///
-/// Errors: `EAGAIN` if the word differs; `ETIMEDOUT` when the time is over; `EINTR` if a signal was
-/// deferred (its handler waits to run). May return `Ok` without a wake-up, so callers read the word
-/// again.
+/// Errors: `EAGAIN` if the word has another value; `ETIMEDOUT` when the time is over; `EINTR` if a
+/// signal was deferred (its handler has not run yet). `Ok` does not mean that there was a wake-up,
+/// so callers read the word again.
 pub fn futex(word: &AtomicU32, expected: u32, timeout: Option<Nanoseconds>) -> Result<(), Errno> {
     let operation = u64::from(linux::FUTEX_WAIT);
     sleep(timeout, |time| SleepCall {
@@ -204,8 +205,8 @@ pub fn nanosleep(span: Nanoseconds) -> Result<(), Errno> {
 
 /// Waits for events of an epoll set; `Ok(0)` when the time is over.
 ///
-/// `mask` is in force during the sleep, atomically, as in epoll_pwait(2). A signal that interrupts
-/// the sleep is delivered under that mask. Errors: `EINTR` if a signal was deferred.
+/// `mask` is in force during the sleep, atomically, as in epoll_pwait(2). Errors: `EINTR` if a
+/// signal interrupted the sleep. The signal is deferred, and is then delivered under `mask`.
 pub fn epoll(
     epoll_fd: i32,
     events: &mut [Event],
@@ -227,12 +228,13 @@ pub fn epoll(
         }
     };
     let mut answer = sleep(timeout, |time| SleepCall { call: call(time), timed_out });
-    // Sandboxes that are older than epoll_pwait2(2) (Linux 5.11) answer EPERM for it.
+    // A sandbox may be older than epoll_pwait2(2) (Linux 5.11). It answers EPERM for an unknown
+    // call.
     if matches!(answer, Err(Errno::ENOSYS | Errno::EPERM)) && !NO_EPOLL_PWAIT2.swap(true, Ordering::Relaxed) {
         answer = sleep(timeout, |time| SleepCall { call: call(time), timed_out });
     }
-    // A seccomp filter of the program may deny epoll_pwait2(2) and epoll_pwait(2). Without a mask
-    // epoll_wait(2) is enough.
+    // A seccomp filter of the program may deny epoll_pwait2(2) and epoll_pwait(2). If there is no
+    // mask, epoll_wait(2) is enough.
     if matches!(answer, Err(Errno::ENOSYS | Errno::EPERM)) && mask.is_none() {
         answer = sleep(timeout, |time| {
             let time = time.map_or(u64::MAX, milliseconds);
@@ -266,11 +268,11 @@ pub fn under_mask(span: Nanoseconds, mask: SignalSet) -> Result<(), Errno> {
 /// if the context holds any completion. Otherwise sleeps until the context holds `least`
 /// completions; Linux before 6.3 wakes the thread for each completion.
 ///
-/// io_getevents(2) cannot wait without removing completions. So the call gets an address that no
-/// program can have: a completion that the kernel cannot copy stays in the ring, and the kernel
-/// answers `EFAULT`.
+/// io_getevents(2) cannot wait without removing completions. So this function passes an address
+/// that no program can have. A completion that the kernel cannot copy stays in the ring, and the
+/// kernel answers `EFAULT`.
 ///
-/// Returns `Ok` also when the time is over. Errors: `EINTR` if a signal was deferred.
+/// Returns `Ok` when the time is over, too. Errors: `EINTR` if a signal was deferred.
 pub fn aio_completions(context: u64, least: u32, timeout: Option<Nanoseconds>) -> Result<(), Errno> {
     const NOWHERE: u64 = !0xfff;
     let answer = sleep(timeout, |time| SleepCall {
@@ -288,7 +290,8 @@ pub fn aio_completions(context: u64, least: u32, timeout: Option<Nanoseconds>) -
 
 static NO_EPOLL_PWAIT2: AtomicBool = AtomicBool::new(false);
 
-/// Converts to milliseconds, rounded up: sleeping a little too long is allowed, spinning is not.
+/// Converts a time to milliseconds, rounded up. A sleep that is a little too long does no harm; a
+/// sleep that is too short would make the caller spin.
 fn milliseconds(time: &Timespec) -> u64 {
     let whole = time.tv_sec.cast_unsigned().saturating_mul(1000);
     whole.saturating_add(time.tv_nsec.cast_unsigned().div_ceil(1_000_000)).min(i32::MAX as u64)
@@ -297,7 +300,7 @@ fn milliseconds(time: &Timespec) -> u64 {
 /// Makes a system call that may block for ever, on a worker thread. Returns when the kernel answers
 /// or the call is cancelled. Error: `EINTR` only if the call was cancelled.
 ///
-/// The canceller stores a non-zero `cancelled`, then sends SIGSYS to the worker by
+/// The canceller stores a value other than zero in `cancelled`, then sends SIGSYS to the worker by
 /// [`interrupt_worker`]. The call ends whether the signal arrives before, during or after the
 /// sleep. After any other interruption the call is made again.
 pub fn call_blocking(call: &SystemCall, cancelled: &AtomicU32) -> Result<u64, Errno> {
@@ -314,8 +317,8 @@ pub fn call_blocking(call: &SystemCall, cancelled: &AtomicU32) -> Result<u64, Er
     }
 }
 
-/// Makes, once, a system call that can sleep but hardly ever does. `None` if the call was
-/// interrupted by any signal, or by [`interrupt_worker`], whose caller sets `cancelled` first.
+/// Makes, once, a system call that can sleep but hardly ever does. `None` if any signal interrupted
+/// the call. [`interrupt_worker`] sends such a signal, after its caller has set `cancelled`.
 pub fn call_briefly(call: &SystemCall, cancelled: &AtomicU32) -> Option<Result<u64, Errno>> {
     match run(cancelled, call) {
         Ended::Answered(Err(Errno::EINTR)) | Ended::Aborted => None,
@@ -351,9 +354,9 @@ const _: () = assert!(size_of::<SignalInformation>() == 128);
 const QUEUED: i32 = -1;
 
 impl SignalInformation {
-    /// Returns whether a thread of usring has sent this SIGSYS. The signal's value is not reliable:
-    /// the kernel merges pending SIGSYS signals, and drops the value when the process has reached
-    /// its limit of queued signals.
+    /// Returns whether a thread of usring has sent this SIGSYS. The signal's value alone does not
+    /// show this reliably. The kernel merges pending SIGSYS signals, and drops the value when the
+    /// process has reached its limit of queued signals.
     pub fn is_ours(&self) -> bool {
         let is_queued = self.code == QUEUED && matches!(self.value, INTERRUPT | FOLLOW);
         self.signal == linux::SIGSYS.cast_signed() && (is_queued || self.code == 0 && self.process == 0)
@@ -380,9 +383,9 @@ pub fn interrupt_worker(thread: u32) {
     SignalInformation { value: INTERRUPT, ..Default::default() }.send_to(thread);
 }
 
-/// Installs the SIGSYS handler that [`interrupt_worker`] needs, in a process without `interpose`
-/// (whose own SIGSYS handler does the same). Returns `false` if the program already has a handler,
-/// which stays installed.
+/// Installs the SIGSYS handler that [`interrupt_worker`] needs, in a process without `interpose`.
+/// (`interpose` has a SIGSYS handler of its own, which also serves for this.) Returns `false` if
+/// the program already has a handler, which stays installed.
 pub fn catch_worker_interrupts() -> bool {
     let ours = KernelAction {
         handler: on_interrupt as *const () as usize as u64,
@@ -427,8 +430,8 @@ extern "C" fn on_interrupt(_signal: i32, _information: *const u8, context: *mut 
     }
 }
 
-// The signal restorer, to which a handler returns; it calls rt_sigreturn(2). Its bytes are the same
-// as those of libc's restorer, because debuggers recognise a signal frame by them.
+// The signal restorer, to which a handler returns. It calls rt_sigreturn(2). Its bytes equal those
+// of libc's restorer, because debuggers recognise a signal frame by them.
 global_asm!(
     ".pushsection .text.usring_wait,\"ax\",@progbits",
     ".balign 16",
@@ -480,8 +483,8 @@ mod tests {
         assert_eq!({ events[0].data }, 42);
     }
 
-    /// Interrupts a worker's endless read 20,000 times, each after another delay. Checks that every
-    /// interruption ends the read.
+    /// Interrupts a worker's endless read 20,000 times, each time after a different delay. Checks
+    /// that every interruption ends the read.
     #[test]
     fn a_blocked_worker_is_always_interrupted() {
         assert!(catch_worker_interrupts());

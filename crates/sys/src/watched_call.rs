@@ -1,15 +1,15 @@
 //! Watches system calls that hardly ever sleep, but can. A thread of usring, the watchdog,
 //! interrupts a call that sleeps.
 //!
-//! - [`WatchedCalls`] is the state of one caller. It counts the caller's calls and says whether the
-//!   caller is inside a call.
+//! - [`WatchedCalls`] is the state of one caller. It counts the caller's calls and shows whether
+//!   the caller is inside a call.
 //! - [`Watcher`] is the state of the watchdog. The watchdog sleeps while no thread is inside a
 //!   watched call. A caller that finds the watchdog asleep wakes it.
 //!
-//! The watchdog interrupts a call when two checks find the caller inside the same call:
+//! The watchdog interrupts a call when two checks find the caller inside this call:
 //! 1. The watchdog announces a signal in the caller's state.
 //! 2. The watchdog sends the signal.
-//! 3. The watchdog notes in the caller's state that the signal was sent.
+//! 3. The watchdog records in the caller's state that the signal was sent.
 //!
 //! A caller that finds an announced signal after its call waits for step 3. So the signal never
 //! interrupts a later call of the thread.
@@ -22,8 +22,8 @@ mod phase {
     pub const MASK: u32 = 3;
     pub const OUTSIDE: u32 = 0;
     pub const INSIDE: u32 = 1;
-    /// The watchdog is about to send its signal. The caller must wait, or the signal would
-    /// interrupt a later call.
+    /// The watchdog is about to send its signal. A caller that ends its call must wait for the
+    /// signal, which would otherwise interrupt a later call.
     pub const INTERRUPTING: u32 = 2;
     /// The signal has been sent.
     pub const INTERRUPTED: u32 = 3;
@@ -57,8 +57,8 @@ impl Seen {
 }
 
 impl WatchedCalls {
-    /// Begins a call by the thread with id `thread`. After this either the caller sees that the
-    /// watchdog sleeps, or the watchdog sees the call.
+    /// Begins a call by the thread with id `thread`. After this function, the caller checks whether
+    /// the watchdog sleeps. Either it sees that the watchdog sleeps, or the watchdog sees the call.
     #[inline]
     pub fn begin(&self, thread: u32) -> Begun {
         self.thread.store(thread, Ordering::Relaxed);
@@ -69,14 +69,14 @@ impl WatchedCalls {
         Begun(inside)
     }
 
-    /// Returns the word that the watchdog sets before it sends the signal: the `cancelled` of
-    /// [`crate::wait::call_briefly`].
+    /// Returns the word that the watchdog sets before it sends the signal. The caller passes it as
+    /// `cancelled` to [`crate::wait::call_briefly`].
     #[inline]
     pub fn cancelled(&self) -> &AtomicU32 {
         &self.cancelled
     }
 
-    /// Ends a call. Waits if the watchdog is interrupting it.
+    /// Ends a call. If the watchdog is interrupting the call, waits until the signal was sent.
     #[inline]
     pub fn end(&self, call: Begun) {
         let outside = call.0 & !phase::MASK;
@@ -93,8 +93,8 @@ impl WatchedCalls {
         while self.state.load(Edge::Interrupt.acquire()) & phase::MASK != phase::INTERRUPTED {
             relax_and_yield();
         }
-        // The signal is pending for this thread by now. It is delivered at the latest when the
-        // thread's next system call ends, which `relax_and_yield` makes.
+        // The signal is pending for this thread by now. The kernel delivers it no later than at the
+        // end of the thread's next system call, which `relax_and_yield` makes.
         relax_and_yield();
         self.cancelled.store(0, Ordering::Relaxed);
         self.state.store(outside, Edge::Interrupt.release());
@@ -106,7 +106,7 @@ impl WatchedCalls {
     }
 
     /// Interrupts the call that the watchdog has seen, unless the call has ended. `send` sends the
-    /// signal to the thread with the given id.
+    /// signal to the thread whose id it gets.
     #[cold]
     pub fn interrupt(&self, seen: Seen, send: impl FnOnce(u32)) {
         let thread = self.thread.load(Ordering::Relaxed);
@@ -115,8 +115,8 @@ impl WatchedCalls {
         if self.state.compare_exchange(seen.0, announced, Edge::Interrupt.both(), Ordering::Relaxed).is_err() {
             return;
         }
-        // The signalled thread reads this word before it would sleep, and after its call was
-        // interrupted.
+        // The thread in the call reads this word at two moments: before it would sleep, and after
+        // its call was interrupted.
         self.cancelled.store(1, Ordering::Release);
         send(thread);
         self.state.store(call | phase::INTERRUPTED, Edge::Interrupt.release());
@@ -145,7 +145,7 @@ pub struct Watcher {
     state: AtomicU32,
 }
 
-/// The step that a caller has to take about the watchdog; the result of
+/// The step by which a caller makes the watchdog check calls. Returned by
 /// [`Watcher::ensure_checking`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WatchdogStep {
@@ -153,8 +153,8 @@ pub enum WatchdogStep {
     Nothing,
     /// Wake the watchdog, which sleeps on [`Watcher::word`].
     Wake,
-    /// Start the watchdog's thread. If `first` is `false`, another caller is about to start it,
-    /// too.
+    /// Start the watchdog's thread. If `first` is `false`, another caller is already about to start
+    /// it.
     Start { first: bool },
 }
 
@@ -180,7 +180,7 @@ impl Watcher {
         }
     }
 
-    /// Notes that the watchdog's thread could not be started. The next caller tries again.
+    /// Records that the watchdog's thread could not be started. The next caller tries again.
     pub fn spawn_failed(&self) {
         self.state.store(watcher_state::NOTHING, Ordering::Relaxed);
     }
@@ -190,8 +190,8 @@ impl Watcher {
         self.change(watcher_state::STARTING, watcher_state::CHECKING)
     }
 
-    /// Announces that the watchdog is about to sleep. Withdraws the announcement if `check` returns
-    /// `true`, because a thread is inside a watched call.
+    /// Announces that the watchdog is about to sleep, and then calls `check`. If `check` returns
+    /// `true`, a thread is inside a watched call, and the announcement is withdrawn.
     pub fn prepare_sleep(&self, check: impl FnOnce() -> bool) {
         self.state.store(watcher_state::SLEEPING, Ordering::Relaxed);
         // The other end of this edge is in `WatchedCalls::begin`.
@@ -201,8 +201,8 @@ impl Watcher {
         }
     }
 
-    /// Returns the futex word and the value with which the watchdog sleeps on it. `None` if the
-    /// watchdog must not sleep.
+    /// Returns the futex word on which the watchdog sleeps, and the value that the word must have
+    /// for the sleep. `None` if the watchdog must not sleep.
     pub fn sleep_word(&self) -> Option<(&AtomicU32, u32)> {
         (self.state.load(Ordering::Relaxed) == watcher_state::SLEEPING)
             .then_some((&self.state, watcher_state::SLEEPING))
@@ -213,7 +213,8 @@ impl Watcher {
         &self.state
     }
 
-    /// Notes that the watchdog's thread ends. Returns `false` if a caller has just woken it.
+    /// Records that the watchdog's thread ends. Returns `false` if a caller has just woken the
+    /// thread, which then must not end.
     pub fn retire(&self) -> bool {
         self.change(watcher_state::SLEEPING, watcher_state::NOTHING)
     }

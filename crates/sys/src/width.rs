@@ -1,10 +1,10 @@
 //! Conversions between the widths of integers: Linux's 64-bit words, C's `int`, and Rust's `usize`.
 //!
-//! - The lints for lossy `as` casts are denied in every product crate. A place where a value may
-//!   lose bits uses one of these functions, or gives its reason in an `expect`.
+//! - The lints for lossy `as` casts are denied in every product crate. Code in which a value may
+//!   lose bits uses one of these functions, or states its reason in an `expect`.
 //! - No function of this file adds a branch to a release build.
-//! - A number that the program chose and that must not lose bits is checked (`try_from`) instead,
-//!   and fails with the errno that Linux gives.
+//! - Some numbers are chosen by the program and must not lose bits. They are checked (`try_from`)
+//!   instead, and the call fails with the errno that Linux returns.
 
 const _: () = assert!(usize::BITS == 64, "usring serves 64-bit targets only");
 
@@ -37,8 +37,8 @@ pub const fn int(word: u64) -> i32 {
     low(word).cast_signed()
 }
 
-/// Returns an index or count as `u32`. The caller guarantees that it is below 2³²; debug builds
-/// check that.
+/// Returns an index or count as `u32`. The caller guarantees that the index or count is below 2³²,
+/// which debug builds check.
 #[inline(always)]
 pub const fn count(size: usize) -> u32 {
     debug_assert!(size <= u32::MAX as usize, "a count below 2^32");
@@ -47,8 +47,8 @@ pub const fn count(size: usize) -> u32 {
     count
 }
 
-/// Returns a descriptor's number as an index. A negative number gives an index that is beyond the
-/// end of every table.
+/// Returns a descriptor's number as an index. For a negative number, the index is beyond the end of
+/// every table.
 #[inline(always)]
 pub const fn index(number: i32) -> usize {
     #[expect(clippy::cast_sign_loss, reason = "an index beyond every table is meant")]

@@ -1,6 +1,6 @@
-//! Tests threads that usring makes without libc: their name, signal mask and thread pointer, and
-//! that their stacks are unmapped at their end. Such threads must not use libc's allocator or
-//! thread-local variables. So this test has an allocator of its own, as usring has in a program.
+//! Tests threads that usring makes without libc: their name, signal mask and thread pointer. Also
+//! tests that a thread's stack is unmapped at its end. Such threads must not use libc's allocator
+//! or thread-local variables. So this test has an allocator of its own, as usring has in a program.
 #![cfg(not(loom))]
 
 use std::alloc::{GlobalAlloc, Layout};
@@ -13,7 +13,7 @@ use usring_uapi::general as linux;
 #[path = "../../../xtask/src/skipped.rs"]
 mod skipped;
 
-/// An allocator that allocates parts of one large mapping, and frees nothing.
+/// An allocator that takes each allocation from one large mapping, and frees nothing.
 struct Bump(AtomicUsize);
 
 const ROOM: usize = 1 << 30;
@@ -115,7 +115,7 @@ fn eventually(condition: impl Fn() -> bool) -> bool {
     false
 }
 
-/// Returns the number of guard pages in the process. Each thread stack has one below it.
+/// Returns the number of guard pages in the process. Below the stack of each thread there is one.
 fn guard_pages() -> usize {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     maps.lines().filter(|line| line.contains(" ---p 00000000 00:00 0")).count()
@@ -136,9 +136,8 @@ fn a_bare_thread_has_a_name_a_thread_id_and_blocked_signals() {
     assert_eq!(name, b"usring-a-long-n\0");
     let id = report.id.load(Ordering::Relaxed);
     assert!(id != 0 && id != thread::current().0);
-    // The signals that a thread of usring does not block. SIGSEGV and SIGBUS are for the thread's
-    // own faults. SIGKILL and SIGSTOP cannot be blocked. By signal 33, libc changes a thread's
-    // user.
+    // A thread of usring does not block these signals. SIGSEGV and SIGBUS are for the thread's own
+    // faults. SIGKILL and SIGSTOP cannot be blocked. By signal 33, libc changes a thread's user.
     let open = [linux::SIGSYS, linux::SIGSEGV, linux::SIGBUS, linux::SIGKILL, linux::SIGSTOP, 33];
     let open = open.iter().fold(0u64, |mask, signal| mask | 1 << (signal - 1));
     assert_eq!(report.mask.load(Ordering::Relaxed), !open);
@@ -171,6 +170,6 @@ fn a_bare_thread_unmaps_its_stack_when_it_ends() {
     let reports: Vec<_> = (0..50).map(|_| start("usring-gone")).collect();
     reports.iter().for_each(|report| finished(report));
     assert!(eventually(|| threads_named("usring-gone") == 0), "threads are left");
-    // Another test at the same time may have a few threads, too.
+    // Other tests of this process may have a few threads, too.
     assert!(guard_pages() < before + 10, "stacks are left: {before} before, {} now", guard_pages());
 }

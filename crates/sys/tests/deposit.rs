@@ -1,4 +1,4 @@
-//! Tests of the files that a process and its forked children pass on to each other.
+//! Tests deposits: files that a process and its forked children pass on to each other.
 #![cfg(not(loom))]
 
 use std::io::{Read, Write};
@@ -7,8 +7,8 @@ use std::sync::Mutex;
 use usring_sys::deposit::{self, Contents, DepositedFile, Key, TakenFile};
 use usring_sys::{Errno, per_process};
 
-/// Lets one test run at a time: all tests of this process use one queue, and some tests depend on
-/// everything that is in the queue.
+/// Lets one test run at a time. All tests of this process use one queue, and some tests check the
+/// whole content of the queue.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 fn key(object: u32, number: u32) -> Key {
@@ -47,7 +47,7 @@ fn taken(key: Key) -> Option<Vec<String>> {
     Some(files.iter().map(text).collect())
 }
 
-/// Runs `work` in a forked child, which must succeed.
+/// Runs `work` in a forked child. The child must succeed.
 fn in_child(work: impl FnOnce()) {
     // SAFETY: this test binary's other threads hold no lock that `work` needs: see `ONE_AT_A_TIME`.
     // The child ends by _exit.

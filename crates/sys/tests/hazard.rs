@@ -1,5 +1,5 @@
-//! Tests hazard pointers: a thread uses an object only if the object was still in its table after
-//! the thread stored its hazard pointer.
+//! Tests hazard pointers: after a thread has stored its hazard pointer, it checks that the object
+//! is still in its table, and only then uses the object.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -59,9 +59,9 @@ fn an_object_that_is_replaced_before_the_announcement_is_not_used() {
     assert_eq!(FREED.load(Ordering::Relaxed), OLD + NEW);
 }
 
-/// An object is removed from its table after a thread has stored its hazard pointer, and before the
-/// thread's second look-up. The thread then uses no object, so the end of this look-up must free
-/// the object.
+/// A thread looks an object up twice, and stores its hazard pointer in between. The object is
+/// removed from its table before the second look-up. So the thread uses no object, and the end of
+/// its look-up must free the object.
 #[test]
 fn an_object_that_is_removed_during_a_look_up_is_freed_when_the_look_up_is_over() {
     const OBJECT: usize = 0x10000;

@@ -38,8 +38,8 @@ fn requests_that_the_kernel_cannot_take_yet_stay_in_the_batch() {
         assert!(start.elapsed() < TEST_LIMIT, "{} of {COUNT}", seen.len());
         match batch.submit() {
             Ok(_) if batch.is_empty() => {}
-            // The AIO context's ring has room for a few hundred completions. It is full until this
-            // loop takes some of them.
+            // The AIO context's ring has room for a few hundred completions. Once the ring is full,
+            // the kernel refuses requests until this loop takes some completions.
             Ok(_) | Err(Errno::EAGAIN) => refusals += 1,
             Err(error) => panic!("{error}"),
         }

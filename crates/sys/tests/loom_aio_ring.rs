@@ -2,7 +2,7 @@
 //! reads each event once, and completely written. It also checks that the kernel writes to no slot
 //! while usring reads the slot.
 //!
-//! The kernel's half follows `fs/aio.c`. If the head says that there is room, the kernel writes an
+//! The kernel's half follows `fs/aio.c`. If the head shows that there is room, the kernel writes an
 //! event, executes a write barrier, and writes the tail.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p usring-sys --release --test 'loom_*'`
@@ -22,7 +22,7 @@ fn event(number: u64) -> IoEvent {
     IoEvent { data: number, obj: !number, res: number as i64, res2: 0 }
 }
 
-/// Writes a completion as the kernel does; returns whether there was room.
+/// Writes a completion as the kernel does. Returns whether the ring had room for it.
 fn complete(memory: &SharedMemory, number: u64) -> bool {
     let tail = memory.word(offset_of!(AioRing, tail));
     let head = memory.word(offset_of!(AioRing, head));

@@ -30,9 +30,9 @@ impl Process {
         Arc::new(Process { generations: Generations::new(), order: Order::new(), follower: Follower::new() })
     }
 
-    /// Changes the credentials to those of `generation`, as a thread of the program does: orders
-    /// the service thread to make the change, too, and does not wait for it. Returns the number of
-    /// the order.
+    /// Changes the credentials to those of `generation`, as a thread of the program does. Orders
+    /// the service thread to make the change, too, and does not wait for the service thread.
+    /// Returns the number of the order.
     fn change(&self, generation: u32) -> u32 {
         self.generations.begin();
         let order = self.order.publish([u64::from(generation); 5]);
@@ -40,8 +40,8 @@ impl Process {
         order
     }
 
-    /// Returns a child process. Its parent forked it when another thread of the parent had made the
-    /// step `step` of a change. The child's first service thread has started.
+    /// Returns a child process. Its parent forked it just after another thread of the parent had
+    /// made the step `step` of a change. The child's first service thread has started.
     fn forked_at(step: Step) -> Arc<Process> {
         let child = Process::new();
         if step >= Step::Begun {
@@ -65,8 +65,8 @@ impl Process {
         child
     }
 
-    /// Acts as the service thread when it gets the signal of a change. `rights`: the generation of
-    /// the service thread's credentials.
+    /// Acts as the service thread does when it gets the signal of a change. `rights`: the
+    /// generation of the service thread's credentials.
     fn follow(&self, rights: &Cell<u32>) {
         self.follow_as(&self.follower, rights);
     }
@@ -91,8 +91,8 @@ enum Step {
     Ended,
 }
 
-/// Runs a model once for each step of a change, in a child that was forked after that step. The
-/// models run at the same time.
+/// Runs a model once for each step of a change, in a child that was forked after that step. All
+/// these models run concurrently.
 fn in_each_child(model: fn(Arc<Process>)) {
     std::thread::scope(|scope| {
         for step in [Step::NotBegun, Step::Begun, Step::Written, Step::Given, Step::Ended] {
@@ -145,10 +145,10 @@ fn a_thread_starts(process: Arc<Process>, follows_after_looking: bool) {
     };
     process.change(asked_for + 1);
     let (follower, generation, inherited) = watcher.join().unwrap();
-    // A new service thread of the old generation gets the signal of the change now. A thread of the
-    // next generation needs no signal, because the change ended before that thread started. (This
-    // can happen only in the model: a real change waits for the ring watcher, which starts the
-    // thread.)
+    // If the new service thread has the old generation, it gets the signal of the change now. A
+    // thread of the next generation needs no signal, because the change ended before that thread
+    // started. (This can happen only in the model: a real change waits for the ring watcher, which
+    // starts the thread.)
     if generation != Some(asked_for + 1) {
         let rights = Cell::new(inherited);
         process.follow_as(&follower, &rights);
@@ -201,8 +201,8 @@ fn a_credential_change_published_without_release_is_read_in_part() {
     weaken(Edge::Change, Side::Release, a_second_change_comes_while_a_follower_reads);
 }
 
-/// The changing thread reads a service thread's answer. It then also sees what the service thread
-/// stored before the answer.
+/// When the changing thread reads a service thread's answer, it also sees the earlier stores of the
+/// service thread.
 fn an_acknowledgement_is_awaited() {
     loom::model(|| {
         let process = Process::new();

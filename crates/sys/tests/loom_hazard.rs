@@ -1,6 +1,6 @@
 //! Models of hazard pointers. loom reports an access to an object that is being freed. Each model
-//! checks that a removed object is freed exactly once. In place of membarrier(2) the models have a
-//! fence on both sides ([`Edge::light_barrier`]).
+//! checks that a removed object is freed exactly once. usring uses membarrier(2) on one side. The
+//! models instead have a fence on both sides ([`Edge::light_barrier`]).
 #![cfg(loom)]
 
 use loom::cell::UnsafeCell;
@@ -10,7 +10,7 @@ use usring_sys::mutex::Mutex;
 use usring_sys::ordering::{Edge, Side, weaken};
 use usring_sys::sync::{Arc, AtomicU32, AtomicUsize, Ordering};
 
-/// Number of rows of hazard pointers: the least that the table permits.
+/// Number of rows of hazard pointers. The table permits no smaller number.
 const ROWS: usize = 2;
 
 struct Object {
@@ -57,9 +57,9 @@ impl World {
         self.place.load(Ordering::Acquire)
     }
 
-    /// Finds and uses an object as a thread with the thread pointer `thread`. If `is_inside`, the
-    /// thread cannot sweep, because it holds a lock that may be part of an object. Returns whether
-    /// the caller has to arrange a sweep.
+    /// Finds and uses an object as a thread with the thread pointer `thread`. `is_inside`: the
+    /// thread holds a lock that may be part of an object, so it cannot sweep the retired objects.
+    /// Returns whether the caller has to arrange a sweep.
     fn use_one(&self, thread: usize, is_inside: bool) -> bool {
         let pointer = self.pointers.free_pointer(thread).expect("each thread has a row");
         let (object, is_announced) = Table::<ROWS>::protect(pointer, || self.find());
@@ -79,7 +79,8 @@ impl World {
         has_retired && is_inside && self.pointers.request_sweep()
     }
 
-    /// Replaces the first object by another one, or by none (0), and retires the first object.
+    /// Replaces the first object by the object `other` (0: by no object), and retires the first
+    /// object.
     fn replace(&self, other: usize) {
         self.place.store(other, Ordering::Release);
         // SAFETY: no thread can find the object any more.
@@ -92,7 +93,8 @@ impl World {
     }
 }
 
-/// Runs a model with a bounded number of preemptions; all interleavings would take hours.
+/// Runs a model with a bounded number of preemptions. To explore all interleavings would take
+/// hours.
 fn bounded(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
@@ -130,8 +132,7 @@ fn a_remover_without_barrier_frees_an_object_in_use_or_leaves_one_behind() {
     weaken(Edge::Hazard, Side::Waker, an_object_is_replaced);
 }
 
-/// Two threads get their rows of hazard pointers at the same time. Both begin their search at the
-/// same row.
+/// Two threads get their rows of hazard pointers concurrently. Both begin their search at one row.
 #[test]
 fn threads_that_take_their_rows_together_protect_their_objects() {
     bounded(3, || {

@@ -30,8 +30,9 @@ fn holders_exclude_each_other_and_a_sleeper_is_woken() {
     two_threads_count();
 }
 
-/// All interleavings of three threads would take hours. So the model has two preemptions, at any
-/// places: enough for two threads to sleep on the mutex and to be woken one after the other.
+/// To explore all interleavings of three threads would take hours. So the model has only two
+/// preemptions, between any two steps. They are enough for two threads to sleep on the mutex and to
+/// be woken one after the other.
 #[test]
 fn both_of_two_sleepers_are_woken() {
     let mut model = loom::model::Builder::new();
@@ -68,8 +69,9 @@ impl Ring {
         Arc::new(Ring { state: Mutex::new(State { consumer, done: 0 }), work })
     }
 
-    /// Acts as a holder of the ring's lock: does the work, and checks for work again after each
-    /// unlock. Ends when there is no work, or another thread holds the lock.
+    /// Acts as a thread that has work for the ring: acquires the lock, does the work, and checks
+    /// for work again after each unlock. Ends when there is no work, or when another thread holds
+    /// the lock.
     fn run(&self) {
         while let Some(mut state) = self.state.try_lock() {
             state.consumer.begin();
@@ -119,8 +121,9 @@ fn a_try_lock_without_barrier_leaves_work_behind() {
     weaken(Edge::HandOver, Side::Waker, work_comes_while_the_lock_is_held);
 }
 
-/// A thread publishes work while another thread is in the middle of a push. The ring's driver does
-/// not wait for the unfinished push. All work must be done nevertheless.
+/// A thread publishes work while another thread is in the middle of a push. So the ring's driver
+/// cannot reach the work. It does not wait for the unfinished push, and all work must be done
+/// nevertheless.
 #[test]
 fn work_that_the_driver_cannot_reach_is_done_by_its_publisher() {
     let mut model = loom::model::Builder::new();
@@ -137,9 +140,9 @@ fn work_that_the_driver_cannot_reach_is_done_by_its_publisher() {
     });
 }
 
-/// A ring in idle watching: the ring watcher watches the ring's files, so a driver that unlocks
-/// arms no poll for them. The watcher may end idle watching at any time. The watcher then drives
-/// the ring itself, unless another thread does.
+/// A ring in idle watching. The ring watcher then watches the ring's files, so a driver that
+/// unlocks arms no poll for them. The watcher may end idle watching at any time. The watcher then
+/// drives the ring itself, unless another thread does.
 struct RingOnRound {
     /// Whether a poll for the ring's files is armed.
     state: Mutex<bool>,

@@ -1,7 +1,7 @@
 //! Models of the mutex that processes share. One or two threads stand for each process. The models
-//! check that at most one thread holds the lock, and that a thread can acquire the lock of a dead
-//! process. In some models two threads of a process hand over work while another process competes
-//! for the lock.
+//! check that at most one thread holds the lock. They also check that a thread can acquire the lock
+//! of a dead process. In some models two threads of a process hand over work while another process
+//! competes for the lock.
 #![cfg(loom)]
 
 use loom::thread;
@@ -17,7 +17,7 @@ const FIRST: u32 = 2;
 const SECOND: u32 = 3;
 
 loom::lazy_static! {
-    /// Number of the process that has died; 0 if none has.
+    /// Number of the process that has died; 0 if no process has died.
     static ref DEAD: AtomicU32 = AtomicU32::new(0);
 }
 
@@ -44,7 +44,7 @@ impl Memory {
 }
 
 /// One process's view of the lock. Its value counts how often the process has caught up with the
-/// other one.
+/// other process.
 type Lock = ProcessMutex<u32, Arc<AtomicU32>>;
 
 fn first(memory: &Memory) -> Lock {
@@ -96,7 +96,7 @@ fn a_lock_without_acquire_shows_partial_writes_of_another_process() {
 }
 
 /// The second process dies while it holds the lock. The first process acquires the lock, whether it
-/// waited already or comes later.
+/// began to wait before the death or after it.
 #[test]
 fn the_lock_of_a_dead_process_is_taken() {
     loom::model(|| {
@@ -121,7 +121,8 @@ fn the_lock_of_a_dead_process_is_taken() {
     });
 }
 
-/// A sleep on the lock ends by its time limit while another process, which is alive, has the lock.
+/// A process waits for the lock while another process, which is alive, holds it. The waiter's sleep
+/// ends by its time limit, and it must not take the lock.
 #[test]
 fn the_lock_of_a_living_process_is_not_taken() {
     let mut model = loom::model::Builder::new();
@@ -135,7 +136,8 @@ fn the_lock_of_a_living_process_is_not_taken() {
                 let _guard = lock.lock(|_, _| {});
                 memory.add();
                 futex::expire();
-                // Lets the first process run while this process still holds the lock.
+                // Lets the first process run at a moment at which this process still holds the
+                // lock.
                 thread::yield_now();
                 memory.add();
             })
@@ -150,7 +152,7 @@ fn the_lock_of_a_living_process_is_not_taken() {
 }
 
 /// Three threads compete for the lock. One belongs to a process that dies as soon as it holds the
-/// lock. The other two acquire the lock all the same.
+/// lock. The other two threads acquire the lock nevertheless.
 #[test]
 fn a_waiter_that_dies_takes_no_wake_up_along() {
     let mut model = loom::model::Builder::new();
@@ -194,8 +196,8 @@ impl Ring {
         Arc::new(Ring { state, work })
     }
 
-    /// Acts as a driver of the ring does: checks for work again after each unlock, and waits for
-    /// the lock only if another process holds it.
+    /// Acts as a driver of the ring. Checks for work again after each unlock. Waits for the lock
+    /// only if another process holds it.
     fn run(&self) {
         let try_lock = || self.state.try_lock(|_, _| {});
         let wait = || Some(self.state.lock(|_, _| {}));
@@ -217,15 +219,16 @@ impl Ring {
         self.run();
     }
 
-    /// Acquires and releases the ring's lock for another purpose, and checks for work after the
-    /// unlock.
+    /// Acts as a thread that needs the ring's lock for another purpose: acquires and releases it,
+    /// and checks for work after the unlock.
     fn drive(&self) {
         drop(self.state.lock(|_, _| {}));
         self.run();
     }
 }
 
-/// Calls `here` while another thread publishes work. Checks that work is then done `done` times.
+/// Calls `here` while another thread publishes work. Checks that afterwards `done` pieces of work
+/// are done.
 fn beside_a_worker(here: fn(&Ring), done: u32) {
     loom::model(move || {
         let memory = Memory::new();
@@ -261,7 +264,7 @@ fn a_try_lock_without_barrier_leaves_work_behind() {
     weaken(Edge::HandOver, Side::Waker, work_comes_while_the_lock_is_held);
 }
 
-/// If work comes while another thread does earlier work, that other thread does both.
+/// A thread publishes work while another thread does earlier work. The other thread then does both.
 #[test]
 fn work_of_two_threads_is_done() {
     beside_a_worker(Ring::bring, 2);

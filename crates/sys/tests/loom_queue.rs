@@ -1,8 +1,7 @@
 //! Models of the task-work list:
 //! - The consumer takes every entry exactly once, completely written, and after earlier entries of
 //!   its pusher.
-//! - For every entry that the consumer could not reach, the queue's state says that entries are
-//!   left.
+//! - If the consumer could not reach an entry, the queue's state shows that entries are left.
 //! - No entry is lost when the list is sealed.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p usring-sys --release --test 'loom_*'`
@@ -24,7 +23,8 @@ fn take(consumer: &mut Consumer<Number>, into: &mut Vec<Number>) {
     }
 }
 
-/// Runs a model with bounded preemption, which keeps a model of three threads within seconds.
+/// Runs a model with a bounded number of preemptions. So a model of three threads takes only
+/// seconds.
 fn bounded(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -96,9 +96,9 @@ fn exactly_one_of_two_pushers_is_the_first() {
     });
 }
 
-/// A consumer checks the queue `looks` times, as if it had been notified, and takes the entries
-/// that it can reach. Checks that `stop` reports each entry that is left, unless the entry's pusher
-/// still announces it.
+/// The consumer checks the queue `looks` times, as if it had been notified each time, and takes the
+/// entries that it can reach. Checks the answer of `stop` for each entry that is left. `stop` must
+/// report the entry, unless the entry's pusher still has to announce it.
 fn a_taker_leaves_before_the_queue_is_empty(looks: usize) {
     bounded(move || {
         let (queue, mut consumer) = queue();
@@ -138,9 +138,9 @@ fn a_taker_that_returns_to_a_half_linked_list_learns_of_its_rest_again() {
     a_taker_leaves_before_the_queue_is_empty(2);
 }
 
-/// The consumer's thread may handle work at once instead of pushing it, if `stop` finds the queue
-/// empty. Entries that this thread pushed before come first, even if another thread has not yet
-/// linked the entry in front of them.
+/// If `stop` finds the queue empty, the consumer's thread may handle new work at once, without
+/// pushing it. Entries that this thread pushed before must come first, even if another thread has
+/// not yet linked the entry in front of them.
 #[test]
 fn a_direct_delivery_by_the_taker_comes_after_its_own_entries() {
     bounded(|| {
@@ -172,8 +172,8 @@ fn a_direct_delivery_by_the_taker_comes_after_its_own_entries() {
 }
 
 /// Models the close of a ring. The sealing thread takes the entries that are in the queue. A pusher
-/// that sees the seal takes the later entries. Each thread that takes entries holds the ring's lock
-/// meanwhile.
+/// that sees the seal takes the entries that come later. Each thread holds the ring's lock while it
+/// takes entries.
 fn sealed_while_two_push() {
     bounded(|| {
         let (queue, consumer) = queue();

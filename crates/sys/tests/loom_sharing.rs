@@ -1,6 +1,6 @@
-//! Models of a second process that begins to use a ring. Each process is modelled by threads. No
-//! wake-up between the processes is lost: otherwise a thread would sleep for ever, which loom
-//! reports as a deadlock.
+//! Models of a second process that begins to use a ring. One or more threads stand for each
+//! process. The models check that no wake-up between the processes is lost: otherwise a thread
+//! would sleep for ever, which loom reports as a deadlock.
 #![cfg(loom)]
 
 use loom::thread;
@@ -12,7 +12,7 @@ use usring_sys::sharing::SharingWord;
 use usring_sys::sleep::{SleepWord, Sleeper, Wake};
 use usring_sys::sync::{Arc, AtomicU32, Ordering};
 
-/// Numbers of two processes: the one that made the ring, and a child that begins to use it.
+/// Numbers of two processes: the process that made the ring, and a child that begins to use it.
 const CREATOR: u32 = 2;
 const CHILD: u32 = 3;
 
@@ -46,7 +46,7 @@ struct Ring {
     memory: Arc<Memory>,
     state: ProcessMutex<Consumer<()>, Arc<AtomicU32>>,
     work: Queue<()>,
-    /// The eventfd that wakes the thread that sleeps in the epoll set of this process.
+    /// The eventfd that wakes the thread of this process that sleeps in the epoll set.
     wake_event: Event,
     is_adopted: bool,
 }
@@ -70,7 +70,7 @@ impl Ring {
         };
         let wake_event = Event(AtomicU32::new(0));
         let ring = Arc::new(Ring { memory: memory.clone(), state, work, wake_event, is_adopted });
-        // The ring is never dropped: after loom has reported a deadlock, dropping the list would
+        // The ring is never dropped. After loom has reported a deadlock, the drop of the list would
         // panic again.
         core::mem::forget(ring.clone());
         ring
@@ -84,13 +84,14 @@ impl Ring {
         match self.memory.sleep.wake_target_after_rmw(u32::MAX) {
             Wake::NoSleeper => return false,
             Wake::Futex => self.memory.sleep.wake_futex(),
-            // A thread can only claim a leader of its own process.
+            // The claimed leader belongs to this process: a thread can claim no leader of another
+            // process.
             Wake::Epoll => self.wake_event.signal(),
         }
         true
     }
 
-    /// Completes all requests on the task-work list, and `completed` further requests. Releases the
+    /// Completes all requests on the task-work list, and `completed` requests more. Releases the
     /// lock. If any request was completed, wakes all waiters.
     fn complete(&self, mut consumer: Locked<'_>, completed: u32) {
         let mut completed = completed;
@@ -122,7 +123,7 @@ impl Ring {
         self.wait_with(wanted, !self.is_adopted);
     }
 
-    /// Waits until there are `wanted` CQEs. `may_lead`: the waiter may become leader.
+    /// Waits until there are `wanted` CQEs. `may_lead`: whether the waiter may become leader.
     fn wait_with(&self, wanted: u32, may_lead: bool) {
         let Memory { sharing, sleep, completed, .. } = &*self.memory;
         let mut seen = 0;
@@ -154,7 +155,8 @@ impl Ring {
     }
 }
 
-/// Runs a model with a bounded number of preemptions; all interleavings would take hours.
+/// Runs a model with a bounded number of preemptions. To explore all interleavings would take
+/// hours.
 fn bounded(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(preemptions);
@@ -165,9 +167,9 @@ fn bounded(preemptions: usize, model: impl Fn() + Sync + Send + 'static) {
 const A_WAITER_LEADS: u32 = 1;
 const NO_WAITER_LEADS: u32 = 2;
 
-/// A waiter of the ring's creator begins to sleep. At the same time a child begins to use the ring,
+/// A waiter of the ring's creator begins to sleep. Concurrently a child begins to use the ring,
 /// which makes the ring shared, and completes a request. The waiter is a leader only if it began
-/// before the ring was shared. It has to wake in either case.
+/// before the ring was shared. Whether it is a leader or not, it has to wake.
 fn a_child_begins_beside_a_leader() {
     bounded(3, || {
         let memory = memory();
@@ -215,8 +217,8 @@ fn a_process_that_looks_without_barrier_leaves_the_leader_asleep() {
     weaken(Edge::Share, Side::Waker, a_child_begins_beside_a_leader);
 }
 
-/// A worker of the ring's creator publishes a finished request. At the same time a child begins to
-/// use the ring, and waits for the completion. The child must be woken for it.
+/// A worker of the ring's creator publishes a finished request. Concurrently a child begins to use
+/// the ring, and waits for the request's completion. The child must be woken for it.
 #[test]
 fn a_process_that_begins_is_woken_for_the_work_of_another_process() {
     bounded(3, || {
@@ -233,9 +235,9 @@ fn a_process_that_begins_is_woken_for_the_work_of_another_process() {
     });
 }
 
-/// A waiter of the ring's creator and a waiter of a child wait for the same completion, while the
-/// child begins to use the ring. The thread that publishes the finished request wakes only one of
-/// them. Both see the completion nevertheless.
+/// While a child begins to use the ring, two waiters wait for one completion: one belongs to the
+/// ring's creator, the other to the child. The thread that publishes the finished request wakes
+/// only one waiter. Both waiters see the completion nevertheless.
 #[test]
 fn waiters_of_both_processes_are_woken_for_the_work_of_one() {
     bounded(2, || {
@@ -263,8 +265,8 @@ fn waiters_of_both_processes_are_woken_for_the_work_of_one() {
 }
 
 /// A waiter of the creator calls `try_lead`, and resigns because a child has begun to use the ring.
-/// Resigning claims the announcement of another waiter of its process, so the resigning thread must
-/// wake that waiter.
+/// The resignation claims the announcement of another waiter of this process. So the resigning
+/// thread must wake that waiter.
 fn a_waiter_gives_up_leading(lead: fn(&SharingWord, &SleepWord) -> bool) {
     bounded(3, move || {
         let memory = memory();
@@ -308,9 +310,9 @@ fn a_waiter_that_resigns_without_a_wake_up_takes_the_announcement_of_a_sleeper_a
     });
 }
 
-/// The creator begins to poll the ring's descriptor, while a child begins to use the ring and
-/// publishes two CQEs. The descriptor becomes readable, whatever the order of these steps is. The
-/// child finds the mark of the poller when it gets the lock from another process.
+/// The creator begins to poll the ring's descriptor. Meanwhile a child begins to use the ring, and
+/// publishes two CQEs. The descriptor becomes readable, whatever the order of these steps is. When
+/// the child gets the lock from another process, it finds the mark of the poller.
 fn a_process_begins_to_poll_while_a_child_publishes() {
     bounded(3, || {
         let memory = memory();
@@ -357,8 +359,8 @@ fn a_poller_that_looks_without_barrier_misses_the_cqes_of_a_child() {
     weaken(Edge::Share, Side::Sleeper, a_process_begins_to_poll_while_a_child_publishes);
 }
 
-/// The maker of a ring registers something while a child begins to use the ring. Either the maker
-/// publishes the registration, or the child waits until it is published.
+/// The process that made a ring registers something while a child begins to use the ring. Either
+/// that process publishes the registration, or the child waits until it is published.
 fn a_process_registers_while_a_child_begins() {
     bounded(3, || {
         let (memory, private) = (memory(), Arc::new(AtomicU32::new(0)));

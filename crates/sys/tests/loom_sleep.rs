@@ -1,5 +1,6 @@
-//! Models of the sleep word: a thread that sleeps until there is work is woken when work comes.
-//! After a lost wake-up a thread would sleep for ever, which loom reports as a deadlock.
+//! Models of the sleep word. They check that a thread which sleeps until there is work is woken
+//! when work comes. After a lost wake-up a thread would sleep for ever, which loom reports as a
+//! deadlock.
 #![cfg(loom)]
 
 use loom::thread;
@@ -33,8 +34,8 @@ impl Ring {
         self.work.push(Entry::new(value), Urgency::Lazy).queued
     }
 
-    /// Takes the entries that can be reached. Returns the number of entries taken so far, and the
-    /// number that is missing until `needed` entries were taken.
+    /// Takes the entries that the consumer can reach. Returns the number of entries taken so far,
+    /// and how many more are needed until `needed` entries were taken.
     fn take(&self, needed: u32) -> (u32, u32) {
         let (consumer, taken) = &mut *self.consumer.lock();
         if consumer.begin() {
@@ -42,7 +43,7 @@ impl Ring {
                 *taken += 1;
             }
         }
-        // The entry that is not linked yet may be the only one that the next wake-up counts. So
+        // An entry is not linked yet. The queue may count only this entry at the next wake-up. So
         // this thread must be woken after 1 entry.
         let missing = if consumer.stop() == Rest::OutOfReach { 1 } else { needed.saturating_sub(*taken) };
         (*taken, missing)
@@ -90,7 +91,7 @@ impl Ring {
         while !is_enough() {
             if kind == Sleeper::Epoll {
                 // The eventfd is drained before the announcement. After the announcement a waker
-                // may have written the eventfd, and draining would lose that wake-up.
+                // may already have written the eventfd, and to drain it would lose that wake-up.
                 self.eventfd.store(0, Ordering::Relaxed);
             }
             let ticket = self.sleep.announce(kind, needed);
@@ -110,9 +111,9 @@ fn spawn(ring: &Arc<Ring>, f: impl FnOnce(&Ring) + 'static) -> thread::JoinHandl
     thread::spawn(move || f(&ring))
 }
 
-/// Runs a model with at most three preemptions in one run, at any places. All interleavings of
-/// three threads, or of many steps, would take hours. Known bugs of such protocols need two
-/// preemptions.
+/// Runs a model with at most three preemptions in one run, between any two steps. To explore all
+/// interleavings of three threads, or of many steps, would take hours. Known bugs of such protocols
+/// need two preemptions.
 fn bounded(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -195,8 +196,8 @@ fn a_sleeper_that_needs_two_entries_is_woken_by_the_second_waker() {
     });
 }
 
-/// The number that the waker passes to `wake_target` decides whether the sleeper is woken. The
-/// number of entries in the list does not matter.
+/// The waker passes a number to `wake_target`, which alone decides whether the sleeper is woken.
+/// The number of entries in the list does not matter.
 #[test]
 fn a_sleeper_that_needs_two_cqes_is_woken_by_the_second_post() {
     loom::model(|| {
@@ -256,8 +257,8 @@ fn an_announcement_is_claimed_by_only_one_of_two_wakers() {
     });
 }
 
-/// A waker claims a sleeper that times out at the same moment. The waker leaves its work to the
-/// sleeper, which must do it.
+/// A waker claims a sleeper just when the sleeper's time limit ends its sleep. The waker leaves its
+/// work to the sleeper, which must do the work.
 fn a_sleeper_times_out(kind: Sleeper) {
     loom::model(move || {
         let ring = Ring::new();
@@ -283,9 +284,9 @@ fn work_for_a_sleeper_that_times_out_is_done_by_it_or_its_waker() {
     a_sleeper_times_out(Sleeper::Epoll);
 }
 
-/// Two threads sleep, and two wake-ups come. One sleeper retracts its announcement before or after
-/// the first wake-up. The other sleeper may announce itself again between the wake-ups. This second
-/// announcement must stay valid.
+/// Two threads sleep, and there are two wake-ups. One sleeper retracts its announcement before or
+/// after the first wake-up. The other sleeper may announce itself again between the wake-ups. This
+/// second announcement must stay valid.
 #[test]
 fn an_announcement_outlives_the_retraction_of_another() {
     bounded(|| {
@@ -330,7 +331,7 @@ struct Engine {
 
 impl Engine {
     /// Runs task work under the ring's lock, and wakes waiters for the completions. After the
-    /// unlock, checks for work again, and runs it if the lock is free.
+    /// unlock, checks for work again. If there is work and the lock is free, runs that work, too.
     fn run(&self, guard: Option<Guard<()>>) {
         let mut guard = guard;
         while let Some(held) = guard {
@@ -391,9 +392,9 @@ fn a_waiter_without_barrier_sleeps_although_its_work_is_queued() {
     weaken(Edge::Sleep, Side::Sleeper, a_worker_completes_for_a_waiter);
 }
 
-/// A leader sleeps on an AIO context until the context has two completions. Meanwhile other work
-/// comes. If the leader notes the context before it announces its sleep, the waker finds the
-/// context.
+/// A leader sleeps on an AIO context until the context has two completions. Meanwhile there is
+/// other work for the leader. If the leader records the context before it announces its sleep, the
+/// waker finds the context.
 fn a_leader_sleeps_on_completions(notes_place_first: bool) {
     bounded(move || {
         let ring = Ring::new();

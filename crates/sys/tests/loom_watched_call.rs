@@ -1,5 +1,5 @@
-//! Models of watched calls. They check that the watchdog's signal interrupts only the call that it
-//! is meant for, and that the watchdog does not sleep while a thread is inside a call.
+//! Models of watched calls. They check two things: the watchdog's signal interrupts no other call
+//! than the watched one, and the watchdog does not sleep while a thread is inside a call.
 #![cfg(loom)]
 
 use loom::cell::Cell;
@@ -8,8 +8,8 @@ use usring_sys::ordering::{Edge, Side, weaken};
 use usring_sys::sync::{Arc, Ordering};
 use usring_sys::watched_call::{WatchdogStep, WatchedCalls, Watcher};
 
-/// A caller, and the number of signals sent to its thread and not delivered. loom reports if the
-/// watchdog accesses `signals` while the caller is outside a call.
+/// A caller, and the number of signals that were sent to its thread and not delivered yet. If the
+/// watchdog accesses `signals` while the caller is outside a call, loom reports a conflict.
 struct Caller {
     calls: WatchedCalls,
     signals: Cell<u32>,
@@ -33,8 +33,8 @@ fn a_caller_is_interrupted() {
             assert_eq!(caller.calls.cancelled().load(Ordering::Relaxed), 0, "a call is broken off before it begins");
             let call = caller.calls.begin(1);
             caller.calls.end(call);
-            // `end` returns only after the signal was delivered, so none is left for the thread's
-            // next call.
+            // `end` returns only after the signal was delivered. So no signal is left that could
+            // interrupt the thread's next call.
             caller.signals.set(0);
         }
         watcher.join().unwrap();

@@ -1,4 +1,5 @@
-//! Tests a table with more reading threads than there are rows of hazard pointers (1,024).
+//! Tests a table with many reading threads. There are more threads than rows of hazard pointers
+//! (1,024).
 
 use std::sync::{Arc, Barrier};
 use usring_sys::per_process;
@@ -20,7 +21,7 @@ fn threads_with_and_without_a_hazard_pointer_keep_their_objects() {
     }
     let (all_hold, over) = (Barrier::new(THREADS + 1), Barrier::new(THREADS + 1));
     let use_one = &|place: usize| {
-        // The assertion about `found` comes after the barriers. If it failed before them, the other
+        // `found` is asserted after the barriers. If the assertion failed before them, the other
         // threads would wait for ever.
         let found = table.find(place);
         all_hold.wait();
@@ -41,8 +42,8 @@ fn threads_with_and_without_a_hazard_pointer_keep_their_objects() {
         in_use
     });
     assert_eq!(in_use, THREADS, "objects were freed while threads used them");
-    // Removing one more object from the table also frees the removed objects that no thread uses
-    // any more.
+    // When this object is removed, the earlier removed objects that no thread uses any more are
+    // freed, too.
     table.put(0, Arc::new(0));
     drop(table.take(0, |_| true));
     assert!(objects.iter().all(|object| Arc::strong_count(object) == 1), "a use was never ended");

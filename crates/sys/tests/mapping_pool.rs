@@ -58,7 +58,7 @@ fn a_long_part_has_a_mapping_of_its_own() {
     assert!(POOL.take(usize::MAX).is_err());
 }
 
-/// A child must not reach the memory of objects that its parent makes after the fork.
+/// A child must not be able to access the memory of objects that its parent makes after the fork.
 #[test]
 fn a_child_has_only_the_parts_from_before_the_fork() {
     static POOL: MappingPool = MappingPool::new();

@@ -1,5 +1,5 @@
-//! Tests a pool of mappings in a process that has little room left for mappings. The test has a
-//! binary of its own, because other tests in its process would fail.
+//! Tests a pool of mappings in a process with few free addresses. The test has a binary of its own,
+//! because this limit would make other tests in its process fail.
 #![cfg(not(loom))]
 
 use usring_sys::mapping::PAGE;
@@ -20,7 +20,8 @@ fn a_pool_without_room_to_grow_hands_out_parts_one_by_one() {
     drop(rest);
 }
 
-/// Allows this process `more` bytes of addresses in addition to those that it uses.
+/// Limits the addresses of this process: it may use `more` bytes in addition to those that it uses
+/// now.
 fn limit_memory(more: usize) {
     let used = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: usize = used.split(' ').next().unwrap().parse().unwrap();

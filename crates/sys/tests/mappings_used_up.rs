@@ -1,5 +1,5 @@
 //! Tests a process that has as many mappings as the kernel allows. The test has a binary of its
-//! own, because other tests in its process would fail.
+//! own, because this limit would make other tests in its process fail.
 #![cfg(not(loom))]
 
 use usring_sys::Errno;
@@ -15,8 +15,8 @@ fn madvise_without_free_mappings_fails_with_enomem_and_is_not_retried() {
     assert_eq!(window.memory().set_inherited(0, 64 * PAGE, true), Ok(()));
 }
 
-/// Uses up the kernel's limit of mappings: changes the protection of every other page of a
-/// reservation. Each page is then a mapping of its own, without memory.
+/// Uses up the kernel's limit of mappings. Changes the protection of every other page of a range of
+/// reserved addresses, so that each page is a mapping of its own. The pages take no memory.
 fn use_up_mappings() {
     const PAGES: usize = 1 << 24;
     let (length, flags) = (PAGES * PAGE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);

@@ -8,7 +8,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use usring_sys::owner_lock::OwnerLock;
 
-/// Longest wait of a test, long enough on a busy machine.
+/// Longest time that a test waits. It is long, because the machine may be busy.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Data that a child and its parent share: a lock, and two flags for the child's progress.
@@ -61,8 +61,8 @@ fn ended(child: i32, flags: i32) {
     assert_eq!(waited, 0);
 }
 
-/// Acquires and releases the lock on a new thread. Returns a channel that gets a message after
-/// that, and the thread's id.
+/// Acquires and releases the lock on a new thread. Returns a channel and the thread's id. The
+/// channel gets a message after the release.
 fn locks(shared: &'static Shared) -> (mpsc::Receiver<()>, u32) {
     let (done, waits) = mpsc::channel();
     let (says, said) = mpsc::channel();
@@ -93,7 +93,7 @@ fn a_thread_that_sleeps_on_the_lock_gets_it_when_the_holder_dies() {
     let shared = Shared::leaked(false);
     let child = child(shared);
     let (waits, number) = locks(shared);
-    // Wait until the thread sleeps. It most likely waits for the lock then.
+    // Waits until the thread sleeps. It then most likely waits for the lock.
     let status = format!("/proc/self/task/{number}/status");
     let sleeps = || std::fs::read_to_string(&status).is_ok_and(|status| status.contains("State:\tS"));
     let end = Instant::now() + TIMEOUT;

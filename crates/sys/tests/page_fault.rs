@@ -19,8 +19,8 @@ impl FaultServer for Server {
     }
 }
 
-/// A new range gets the faults of its addresses, although an older range with the same addresses is
-/// still in the table. (In a forked child the older range is one of the parent's.)
+/// The table has two ranges with equal addresses. The newer range gets the faults at these
+/// addresses. (This happens in a forked child, where the older range is one of the parent's.)
 #[test]
 fn the_newer_of_two_ranges_at_one_address_serves_its_faults() {
     user_memory::install_fault_handler();

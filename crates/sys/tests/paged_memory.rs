@@ -18,7 +18,7 @@ impl Drop for Finally<'_> {
 }
 
 /// One thread fills and frees the first page again and again, while the program's view has a guard
-/// marker there. Meanwhile another thread brings in and evicts the second page.
+/// marker on that page. Meanwhile another thread brings in and evicts the second page.
 #[test]
 fn a_freed_page_keeps_its_guard_marker_while_its_neighbour_is_evicted() {
     user_memory::install_fault_handler();

@@ -1,12 +1,12 @@
-//! Tests values of one process, which a forked child makes anew.
+//! Tests values that belong to one process. A forked child makes these values anew.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use usring_sys::per_process::{self, OwnedPerProcess};
 
-/// Number of values that is larger than the number of words of the shared page (512). So some
-/// values have pages of their own.
+/// A number of values for which the words of the shared page (512) are not enough. So some words
+/// lie on pages of their own.
 const MANY: usize = 600;
-/// Number of values that is smaller than the number of words of the shared page.
+/// A number of values for which the words of the shared page are enough.
 const FEW: usize = 400;
 
 static ALIVE: AtomicUsize = AtomicUsize::new(0);
@@ -32,7 +32,7 @@ fn hold(numbers: &Numbers, offset: usize) -> bool {
     let is_own = |(index, owner): (usize, &OwnedPerProcess<Number>)| {
         owner.get_or_make(|| Number::new(index + offset)).0 == index + offset
     };
-    // In the first pass all values are made; in the second each is checked once more.
+    // The first pass makes all values. The second pass checks each value once more.
     [(); 2].iter().all(|()| numbers.iter().enumerate().all(is_own))
 }
 
@@ -42,14 +42,15 @@ fn pages() -> usize {
     text.split(' ').next().unwrap().parse().unwrap()
 }
 
-/// Everything is in one test, because the test counts the pages of the process.
+/// All checks are in one test, because the test counts the pages of the process: a concurrent test
+/// would change this number.
 #[test]
 fn each_owner_has_a_word_of_its_own_and_returns_it() {
     per_process::prepare().unwrap();
     let mut numbers: Numbers = (0..MANY).map(|_| OwnedPerProcess::new()).collect();
     assert!(hold(&numbers, 0), "two values had one word");
-    // Drop every third value, on the shared page and on pages of their own. Another owner is put
-    // into each place of the vector.
+    // Drops every third value. Some of their words lie on the shared page, others on pages of their
+    // own. A new owner replaces each of them in the vector.
     for index in (0..MANY).step_by(3) {
         numbers[index] = OwnedPerProcess::new();
     }
@@ -71,8 +72,8 @@ fn each_owner_has_a_word_of_its_own_and_returns_it() {
 
     numbers.clear();
     assert_eq!(ALIVE.load(Ordering::Relaxed), 0, "values outlived their owners");
-    // If dropped values did not free their words and pages, the process would grow by pages in each
-    // round.
+    // If the drop of a value did not free its word and page, the process would grow by pages in
+    // each round.
     let before = pages();
     for round in 0..20 {
         numbers.extend((0..FEW).map(|_| OwnedPerProcess::new()));

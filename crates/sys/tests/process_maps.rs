@@ -1,4 +1,4 @@
-//! Checks that both ways to read the list of mappings agree: the query of one mapping, and the
+//! Checks that the two ways to read the list of mappings agree: the query of one mapping, and the
 //! text.
 
 use usring_sys::process_maps::{Area, Line, Maps};
@@ -42,7 +42,7 @@ fn are_same_holds_for_two_mappings_of_one_page_only() {
     assert!(!maps.are_same(first, again + 4096));
     let other = usring_sys::mapping::Mapping::shared(4096).unwrap();
     assert!(!maps.are_same(first, other.address()));
-    // For `are_same`, private memory without a file never equals other memory, or itself.
+    // For `are_same`, private memory without a file never equals any memory, not even itself.
     let private = [0u8; 64];
     assert!(!maps.are_same(private.as_ptr() as usize, private.as_ptr() as usize));
 }

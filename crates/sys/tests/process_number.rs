@@ -1,5 +1,5 @@
-//! Tests the numbers of processes: each forked child gets another number, other processes see its
-//! end, and each process can wake all others.
+//! Tests the numbers of processes: each forked child gets a number of its own, other processes see
+//! the child's end, and each process can wake all others.
 
 use std::io::Read;
 use std::os::fd::AsRawFd;
@@ -8,7 +8,7 @@ use usring_sys::process_mutex::{ProcessMutex, Since};
 use usring_sys::{per_process, process_number};
 
 /// Forks a child that reports its number through a pipe, and ends when it can read a byte from
-/// `end`. Returns its process id and its number.
+/// `end`. Returns the child's process id and its number.
 fn child(end: &std::io::PipeReader) -> (libc::pid_t, u32) {
     let (mut reader, writer) = std::io::pipe().unwrap();
     // SAFETY: the child makes system calls only, and ends by _exit.
@@ -108,8 +108,8 @@ fn event_of(set: &Epoll) -> Option<u64> {
     (set.wait(&mut events, Some(10_000)) == Ok(1)).then(|| events[0].data)
 }
 
-/// Forks a child that watches wake-ups, and ends with status 0 once it has seen two. Before it
-/// waits for each wake-up, it writes a byte to `ready`.
+/// Forks a child that watches wake-ups, and ends with status 0 after two wake-ups. Before it waits
+/// for each wake-up, it writes a byte to `ready`.
 fn sleeping_child(ready: &std::io::PipeWriter) -> libc::pid_t {
     // SAFETY: the child makes system calls only, and ends by _exit.
     let child = unsafe { libc::fork() };

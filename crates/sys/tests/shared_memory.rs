@@ -61,7 +61,7 @@ fn duplicates_of_neighbouring_parts_are_one_mapping() {
         assert!(again != first && maps.are_same(again, mapping.address()));
         maps.area_of(first).unwrap().range == (first..second + PAGE)
     };
-    // The addresses before a duplicate may happen to be in use, but not in each of 16 attempts.
+    // The addresses before a duplicate can be in use by chance, but hardly in each of 16 attempts.
     assert!((0..16).any(both_are_one));
 }
 
@@ -114,8 +114,8 @@ fn an_array_index_never_leaves_the_array() {
 fn memory_that_the_program_lends_must_be_mapped() {
     install_fault_handler();
     let start = private_pages(2 * PAGE).unwrap();
-    // The second page is made inaccessible, not unmapped: in a hole, another test's mapping could
-    // appear.
+    // The second page is made inaccessible, and is not unmapped. At unmapped addresses, the mapping
+    // of another test could appear.
     let forbidden = [(start + PAGE) as u64, PAGE as u64, linux::PROT_NONE.into(), 0, 0];
     SystemCall::new(linux::__NR_mprotect, forbidden).run().unwrap();
     let at = |offset: usize| UserAddress((start + offset) as u64);

@@ -1,4 +1,4 @@
-//! Tests a table that some threads read while others put objects in and remove them.
+//! Tests a table from which some threads read, while other threads put objects in and remove them.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier};
@@ -43,8 +43,8 @@ fn found_objects_are_alive_and_removed_objects_are_freed_later() {
                 while !over.load(Ordering::Relaxed) || found == 0 {
                     for place in PLACES {
                         let Some(thing) = table.find(place) else { continue };
-                        // The thread uses two more objects at the same time. It has only two hazard
-                        // pointers, so the third look-up acquires the lock.
+                        // The thread uses two more objects together with this one. It has only two
+                        // hazard pointers, so the third look-up acquires the lock.
                         let others = [table.find(PLACES[0]), table.find(PLACES[1])];
                         assert!(thing.alive.load(Ordering::Relaxed) && thing.place == place);
                         assert!(others.iter().flatten().all(|other| other.alive.load(Ordering::Relaxed)));
@@ -74,7 +74,8 @@ fn found_objects_are_alive_and_removed_objects_are_freed_later() {
     assert_eq!(count.load(Ordering::Relaxed), 0, "removed objects were never freed");
 }
 
-/// In a forked child, hazard pointers of the parent's threads keep no object alive.
+/// In a forked child, an object can be freed even if a hazard pointer of a parent's thread names
+/// it.
 #[test]
 fn a_forked_child_ignores_its_parents_hazard_pointers() {
     per_process::prepare().unwrap();
@@ -108,7 +109,7 @@ fn a_forked_child_ignores_its_parents_hazard_pointers() {
     assert_eq!(count.load(Ordering::Relaxed), 0);
 }
 
-/// If membarrier(2) fails, the removed object might still be in use, so it is never freed.
+/// If membarrier(2) fails, a thread might still use the removed object, so it is never freed.
 #[test]
 fn an_object_removed_without_a_membarrier_is_never_freed() {
     per_process::prepare().unwrap();

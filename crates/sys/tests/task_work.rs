@@ -13,8 +13,8 @@ use usring_uapi::general as linux;
 
 const SECOND: u64 = 1_000_000_000;
 
-/// A value that counts how many values of its type exist. By that count a test sees how many values
-/// were freed.
+/// A value that counts how many values of its type exist. From that count a test knows how many
+/// values were freed.
 struct Counted(Arc<AtomicUsize>);
 
 impl Counted {
@@ -34,8 +34,8 @@ fn push<T>(queue: &Queue<T>, value: T) -> Pushed {
     queue.push(Entry::new(value), Urgency::Urgent)
 }
 
-/// Takes all entries that the consumer can reach, oldest first, if any were pushed since it last
-/// began to take entries.
+/// Takes all entries that the consumer can reach, oldest first. Takes none if no entry was pushed
+/// since the consumer last began to take entries.
 fn take<T>(consumer: &mut Consumer<T>) -> Vec<T> {
     let mut taken = Vec::new();
     if consumer.begin() {
@@ -334,7 +334,7 @@ fn a_ring_has_one_leader_whose_resignation_wakes_a_follower() {
 }
 
 /// Runs pushers and one sleeper. A pusher wakes the sleeper when as many entries are queued as the
-/// sleeper needs. Checks that the sleeper never sleeps while that many are queued.
+/// sleeper needs. Checks that the sleeper never sleeps while enough entries are queued.
 fn traffic(needed: u32) {
     const WAKERS: usize = 3;
     const EACH: usize = 20_000;

@@ -1,4 +1,4 @@
-//! Tests threads of usring that a spawner makes by the program's libc (`set_spawner`).
+//! Tests threads of usring that a spawner makes with the program's libc (`set_spawner`).
 #![cfg(not(loom))]
 
 use std::ffi::c_void;
@@ -20,7 +20,8 @@ fn spawner(entry: extern "C" fn(*mut c_void), argument: *mut c_void) -> Result<(
     Ok(())
 }
 
-/// Tests a spawner and its refusal together, because a process has one spawner.
+/// Tests in one test a spawner that works and a spawner that refuses, because a process has only
+/// one spawner.
 #[test]
 fn the_configured_spawner_starts_threads_and_its_refusal_frees_the_work() {
     thread::set_spawner(spawner);

@@ -1,5 +1,5 @@
 //! Tests short sleeps: they are not too short, a signal ends them, and the thread's timer slack is
-//! restored.
+//! restored afterwards.
 #![cfg(not(loom))]
 
 use std::sync::mpsc;
@@ -43,8 +43,8 @@ fn an_interrupted_precise_sleep_restores_the_programs_timer_slack() {
     }
     while !sleeper.is_finished() {
         assert!(start.elapsed() < TEST_LIMIT, "the sleep was not interrupted");
-        // A signal that arrives before the sleep begins does not end it, so the signal is sent
-        // again.
+        // A signal that arrives before the sleep begins does not end the sleep. So this loop sends
+        // the signal again and again.
         wait::interrupt_worker(thread);
         thread::sleep(Duration::from_millis(1));
     }

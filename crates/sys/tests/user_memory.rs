@@ -1,4 +1,5 @@
-//! Tests copies from and to valid and invalid addresses that a program could name.
+//! Tests copies of the program's memory: from and to valid and invalid addresses that a program
+//! could name.
 #![cfg(not(loom))]
 
 use std::os::unix::process::ExitStatusExt;
@@ -25,7 +26,8 @@ impl TwoPages {
         TwoPages(start)
     }
 
-    /// Returns the address `bytes` before the border between the two pages of this test memory.
+    /// Returns the address that lies `bytes` before the border between the two pages of this
+    /// memory.
     fn before_border(&self, bytes: usize) -> UserAddress {
         UserAddress((self.0 + PAGE - bytes) as u64)
     }
@@ -68,8 +70,8 @@ fn bytes_of_every_length_and_alignment_are_copied() {
     }
 }
 
-/// Tests lengths around 512 bytes, from which on another copy routine is used, and around multiples
-/// of the page size.
+/// Tests lengths around 512 bytes and around multiples of the page size. From 512 bytes on, another
+/// copy routine is used.
 #[test]
 fn a_long_copy_writes_exactly_its_length() {
     install_fault_handler();
@@ -99,9 +101,9 @@ fn a_long_copy_that_runs_into_a_bad_page_fails_with_efault() {
     }
 }
 
-/// An address at which nothing is ever mapped: far below this position-independent program, and far
-/// above the first pages. A page that was just unmapped would be unsafe, because another test of
-/// this process could map memory there.
+/// An address at which nothing is ever mapped. It is far below this position-independent program,
+/// and far above the first pages. A page that was just unmapped would not do, because another test
+/// of this process could map memory there.
 const NEVER_MAPPED: u64 = 1 << 30;
 
 #[test]
@@ -229,8 +231,8 @@ fn touch_null() {
     unsafe { std::hint::black_box(std::ptr::null_mut::<u8>()).write_volatile(1) };
 }
 
-/// Acts as the child process of a test: `role` says which handler it installs first, and how it
-/// gets a SIGSEGV.
+/// Acts as the child process of a test. `role` selects the handler that the process installs first,
+/// and the way in which it gets a SIGSEGV.
 fn play(role: &str) {
     let before = match role {
         "with_handler" => exit_with_42 as *const () as usize,

@@ -5,10 +5,10 @@
 //! 3. Otherwise the handler calls its predecessor: the handler that was installed before.
 //!
 //! The handler is installed with the flags of its predecessor. Before usring's handler calls the
-//! predecessor, it sets the mask that the kernel would have set. So a handler of the program (or of
-//! a runtime that prints a stack) runs as if the kernel had called it. Until then the handler
-//! blocks every signal that can be blocked: another handler could access the page that the server
-//! is bringing back.
+//! predecessor, it sets the signal mask that the kernel would have set. So a handler of the program
+//! (or of a runtime that prints a stack) runs as if the kernel had called it. Until then usring's
+//! handler blocks every signal that can be blocked: the handler of such a signal could access the
+//! page that the server is bringing back.
 
 use super::handle_fault;
 use crate::SystemCall;
@@ -48,8 +48,8 @@ struct Action {
 const DEFAULT: u64 = 0;
 const IGNORE: u64 = 1;
 
-/// The handler of a signal that was installed before usring's. The fields are written once, before
-/// usring's handler can run. They are atomics because signal handlers read them.
+/// The handler of a signal that was installed before usring's handler. The fields are written once,
+/// before usring's handler can run. They are atomics because signal handlers read them.
 struct Predecessor {
     signal: u32,
     handler: AtomicU64,
@@ -163,8 +163,8 @@ fn serve(signal: u32, information: *mut c_void, context: *mut c_void) -> Served 
         (linux::SIGSEGV, SEGV_ACCERR) => Cause::Forbidden,
         (linux::SIGBUS, BUS_ADRERR) => Cause::Missing,
         (linux::SIGBUS, BUS_MCEERR_AR) => Cause::Broken,
-        // No evicted page causes the other faults, such as those of a protection key or of a
-        // privileged instruction.
+        // Other faults are those of a protection key or of a privileged instruction. They are never
+        // caused by an evicted page.
         _ => return Served::Foreign,
     };
     if error & ERROR_FETCH != 0 {
@@ -175,8 +175,8 @@ fn serve(signal: u32, information: *mut c_void, context: *mut c_void) -> Served 
     page_fault::call_server(Fault { address, cause, write, present, slot: 0 })
 }
 
-/// Passes a fault on to the predecessor as if the kernel had raised `signal` with this `code`. A
-/// fault in a copy routine of usring becomes EFAULT instead, as it does in the kernel.
+/// Passes a fault on to the predecessor as if the kernel had raised `signal` with the code `code`.
+/// But if the fault is in a copy routine of usring, it becomes EFAULT, as it does in the kernel.
 fn pass_on_as(signal: u32, code: i32, information: *mut c_void, context: *mut c_void) {
     // SAFETY: both pointers lead into the kernel's signal frame, which a handler may change.
     unsafe {
@@ -186,9 +186,9 @@ fn pass_on_as(signal: u32, code: i32, information: *mut c_void, context: *mut c_
         *information.byte_add(SIGINFO_SIGNAL).cast::<u32>() = signal;
         *information.byte_add(SIGINFO_CODE).cast::<i32>() = code;
     }
-    // The predecessor may have removed usring's handler for `signal` at an earlier fault, so that
-    // the next fault ends the process (std's handler does this). That next fault still arrives here
-    // if it raises the other of the two signals.
+    // At an earlier fault, the predecessor may have removed usring's handler for `signal`, so that
+    // the next fault ends the process (std's handler does this). If the next fault raises the other
+    // of the two signals, it still arrives here.
     let mut now = Action::default();
     exchange(signal, None, Some(&mut now));
     let is_ours = now.handler == on_fault as *const () as u64;
@@ -210,9 +210,9 @@ fn pass_on(signal: u32, sent: bool, information: *mut c_void, context: *mut c_vo
     if handler > IGNORE {
         call(predecessor, information, context);
     } else if handler == DEFAULT || !sent {
-        // Set the signal's default action, which ends the process. If a fault raised the signal,
-        // the instruction faults again after this handler returns. A signal that a system call has
-        // sent must be sent again.
+        // Sets the signal's default action, which ends the process. If a fault raised the signal,
+        // the instruction faults again after this handler returns. If a system call sent the
+        // signal, it is sent again here.
         exchange(signal, Some(&Action::default()), None);
         if sent {
             send_again(signal, information);
@@ -241,8 +241,8 @@ fn call(predecessor: &Predecessor, information: *mut c_void, context: *mut c_voi
     }
 }
 
-/// Sets the signal mask for as long as the handler runs. The kernel restores the previous mask when
-/// the handler returns.
+/// Sets the signal mask until the running handler returns. Then the kernel restores the previous
+/// mask.
 fn set_mask(mask: u64) {
     let arguments = [u64::from(linux::SIG_SETMASK), &raw const mask as u64, 0, 8, 0];
     let _ = SystemCall::new(linux::__NR_rt_sigprocmask, arguments).run();
