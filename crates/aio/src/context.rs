@@ -77,7 +77,7 @@ impl Context {
         self.address.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the context's events are mapped at `address`. If the program has moved their
+    /// Returns whether the context's events are mapped at `address`. If the program has moved this
     /// mapping to `address` by mremap(2), stores the new address, as the kernel does.
     #[inline]
     pub fn is_at(&self, address: u64) -> bool {
@@ -135,8 +135,8 @@ impl Context {
         submission.add(&sqe, eventfd)
     }
 
-    /// Returns the program's eventfd with this descriptor number. Requests that still have to
-    /// signal the same eventfd share one [`EventDescriptor`].
+    /// Returns the program's eventfd with this descriptor number. Several requests may have to
+    /// signal this eventfd: they share one [`EventDescriptor`].
     #[cold]
     fn eventfd(&self, number: i32) -> Result<Arc<EventDescriptor>, Errno> {
         let mut last = self.last_eventfd.lock();
@@ -196,9 +196,9 @@ impl Context {
         }
     }
 
-    /// Consumes events of a polled context. The caller polls the devices without a time limit,
-    /// until it has `minimum` events (one if `minimum` is 0) or no request is in flight. Error:
-    /// `EBUSY` if another thread consumes events of this context.
+    /// Consumes events of a polled context. The caller polls the devices without a time limit. It
+    /// stops when it has `minimum` events (one if `minimum` is 0), or when no request is in flight.
+    /// Error: `EBUSY` if another thread consumes events of this context.
     fn poll_events(&self, minimum: u64, most: u64, to: UserAddress) -> Result<u64, Errno> {
         let _alone = self.taking.try_lock().ok_or(Errno::EBUSY)?;
         let mut taken = self.take_alone(to, 0, most)?;
@@ -233,7 +233,8 @@ impl Context {
         Ok(taken + u64::from(more))
     }
 
-    /// Ends the wait of the poll that this iocb requested. Returns whether such a poll was waiting.
+    /// Ends the wait of the poll that the iocb at the address `iocb` requested. Returns whether
+    /// such a poll was waiting.
     pub fn cancel(&self, iocb: u64) -> bool {
         self.ring.end_poll(iocb)
     }

@@ -58,9 +58,9 @@ pub fn translate(iocb: &Iocb, address: u64, file: &FileUses, kind: ContextKind) 
     Ok(sqe)
 }
 
-/// Checks that the iocb suits the context. A polled context accepts only polled transfers, and a
-/// plain context accepts no polled request. A context of io_setup(2) ignores `IOCB_FLAG_HIPRI`.
-/// Error: `EINVAL`.
+/// Checks that the context accepts this kind of iocb. A polled context accepts only polled
+/// transfers, and a plain context accepts no polled request. A context of io_setup(2) ignores
+/// `IOCB_FLAG_HIPRI` (the flag of a polled request). Error: `EINVAL`.
 #[inline]
 fn check_kind(iocb: &Iocb, kind: ContextKind) -> Result<(), Errno> {
     let polled = iocb.aio_flags & IOCB_FLAG_HIPRI != 0;
@@ -178,7 +178,7 @@ fn poll(iocb: &Iocb, sqe: &mut Sqe) -> Result<(), Errno> {
         return Err(Errno::EINVAL);
     }
     // Regular files, directories and block devices never block, so they are always ready for
-    // reading and writing. The kernel refuses to poll such a file for other events alone.
+    // reading and writing. If the iocb asks for neither, the kernel refuses to poll such a file.
     if u32::from(events) & ALWAYS_READY == 0 && !descriptor::identity(sqe.fd)?.can_wait() {
         return Err(Errno::EINVAL);
     }

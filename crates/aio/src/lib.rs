@@ -123,8 +123,8 @@ pub fn get_events(
     table::find(context)?.get_events(minimum, most, events, &Wait { deadline, mask: None })
 }
 
-/// io_pgetevents(2): copies events to the program and returns their number. The signal mask is in
-/// force during the wait.
+/// io_pgetevents(2): copies events to the program and returns their number. During the wait, the
+/// signal mask that the program has passed is in force.
 ///
 /// Errors: those of [`get_events`].
 pub fn get_events_masked(

@@ -18,7 +18,7 @@ use usring_sys::{Errno, UserAddress, user_memory, width};
 struct Table {
     contexts: SharedTable<Context>,
     /// For each index of the table, whether it is in use. A thread marks an index before it makes a
-    /// context for that index, so no other thread gets the same index.
+    /// context for that index. So no other thread gets this index.
     taken: Mutex<Vec<bool>>,
 }
 

@@ -162,7 +162,8 @@ impl CompletionHalf {
         self.take(|memory, at| memory.rings.read(at))
     }
 
-    /// Copies the next CQE of a ring with `CQE32` out, with its extension, and releases its slot.
+    /// Copies out the next CQE of a ring with `CQE32`, together with its extension, and releases
+    /// its slot.
     pub fn next_wide(&mut self) -> Option<(Cqe, [u64; 2])> {
         assert!(self.memory.layout.has_wide_cqes(), "this ring has CQEs of 16 bytes");
         self.take(|memory, at| (memory.rings.read(at), memory.rings.read(at + 16)))

@@ -39,8 +39,8 @@ const CHANGE: usize = 16;
 /// Bytes of the slot.
 pub const LENGTH: usize = 64;
 
-/// One process's view of a ring's change slot, by which one process asks another to change
-/// requests. Only the holder of the ring's lock uses it.
+/// One process's view of a ring's change slot. By this slot one process asks another process to
+/// change requests. Only the holder of the ring's lock uses the view.
 pub struct ChangeSlot {
     memory: Arc<SharedMemory>,
     start: usize,

@@ -307,8 +307,8 @@ impl CompletionQueue {
     }
 
     /// Returns the number of CQEs that count for a wait which began when the CQ's head was
-    /// `consumed`. A published CQE counts, even if another thread or process has consumed it since.
-    /// For an AIO context, counts the events that the program can take now.
+    /// `consumed`. CQEs that were published since then count, even if another thread or process has
+    /// already consumed them. For an AIO context, counts the events that the program can take now.
     #[inline]
     pub fn arrived_since(&self, consumed: u32) -> u32 {
         if self.memory.layout.has_events() {

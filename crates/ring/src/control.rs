@@ -154,14 +154,14 @@ impl Control {
     }
 
     /// Records that the process that made the ring has noticed that the ring is shared. Wakes the
-    /// processes that wait for that.
+    /// processes that wait for this in [`Control::await_maker`].
     pub fn note_maker(&self) {
         self.maker.fetch_or(TAKES_PART, Ordering::Release);
         futex::wake_shared(&self.maker, u32::MAX);
     }
 
-    /// Sleeps for `span` nanoseconds at most until the process that made the ring has noticed that
-    /// the ring is shared.
+    /// Sleeps until the process that made the ring has noticed that the ring is shared, but for at
+    /// most `span` nanoseconds.
     pub fn await_maker(&self, span: u64) {
         let word = self.maker.load(Ordering::Acquire);
         if word & TAKES_PART == 0 {
@@ -180,7 +180,8 @@ impl Control {
         (word & HAS_LEFT == 0).then_some(word & !TAKES_PART)
     }
 
-    /// Returns the number of the process that made the ring, also after it has left the ring.
+    /// Returns the number of the process that made the ring, even if that process has left the
+    /// ring.
     pub fn maker_number(&self) -> u32 {
         self.maker.load(Ordering::Relaxed) & !(TAKES_PART | HAS_LEFT)
     }
@@ -204,9 +205,9 @@ impl Control {
         self.unjournaled.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns whether a newly submitted request has to wait. This is so while a request of any
-    /// process waits behind an IO_DRAIN, and while a request with IO_DRAIN may be in flight. The
-    /// caller holds the ring's lock.
+    /// Returns whether a newly submitted request has to wait. It has to wait in two cases: a
+    /// request of any process waits behind an IO_DRAIN, or a request with IO_DRAIN may be in
+    /// flight. The caller holds the ring's lock.
     pub fn is_draining(&self) -> bool {
         self.drain.load(Ordering::Relaxed) & DRAINING != 0
     }

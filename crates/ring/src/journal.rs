@@ -57,8 +57,9 @@ const POSTED: u32 = 1 << 31;
 const NUMBER: u32 = NEW - 1;
 
 /// Flags in the index word of a request that an IO_DRAIN holds back (a held request). `MEMBER`: the
-/// request is not the first of its chain. `DRAINS`: later requests wait until this one has
-/// completed. The bits above the flags are the request's position in the order of held requests.
+/// request is not the first of its chain. `DRAINS`: the request has IO_DRAIN, so later requests
+/// wait until it has completed. The bits above the flags are the request's position in the order of
+/// held requests.
 const MEMBER: u32 = 1;
 const DRAINS: u32 = 2;
 const ORDER: u32 = !(MEMBER | DRAINS);
@@ -204,8 +205,8 @@ impl Journal {
         Some(JournalSlot(slot))
     }
 
-    /// Adds a request of this process that was submitted before the ring was shared, and is in
-    /// flight. `None`: the journal is full.
+    /// Adds a request of this process that is in flight, and was submitted before the ring was
+    /// shared. `None`: the journal is full.
     pub fn add_in_flight(&mut self, user_data: u64) -> Option<JournalSlot> {
         self.add(user_data, 0, 0)
     }

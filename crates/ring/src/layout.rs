@@ -62,8 +62,8 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Returns the layout of a ring with these numbers of entries, both powers of two as returned
-    /// by [`entries`]. `flags` are those of io_uring_setup(2).
+    /// Returns the layout of a ring with these numbers of entries. Both numbers are powers of two,
+    /// and come from [`entries`]. `flags` are those of io_uring_setup(2).
     pub fn new(sq_entries: u32, cq_entries: u32, flags: u32) -> Layout {
         assert!(sq_entries.is_power_of_two() && sq_entries <= ENTRIES_MAX);
         assert!(cq_entries.is_power_of_two() && cq_entries <= COMPLETION_ENTRIES_MAX);
@@ -94,8 +94,8 @@ impl Layout {
     }
 
     /// Returns the layout of a ring whose CQ is an AIO context's ring for `requests` concurrent
-    /// requests. The number of slots is the one that the kernel computes on a machine with
-    /// `processors` processors. One slot always stays empty. The SQ of such a ring is never used.
+    /// requests. The number of slots is that of the kernel on a machine with `processors`
+    /// processors. One slot always stays empty. The SQ of such a ring is never used.
     ///
     /// Error: `EINVAL` if `requests` exceeds the kernel's limit.
     pub fn for_events(requests: u32, processors: u32) -> Result<Layout, Errno> {

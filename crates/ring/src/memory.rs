@@ -82,9 +82,9 @@ fn control_offset(layout: &Layout) -> usize {
     layout.rings_length().next_multiple_of(control::ALIGNMENT)
 }
 
-/// Allocates a ring's memory. Returns two parts of it. The first has both queues, and behind them
-/// the words of [`Control`], the journal, the backlog and the registrations. The second has the
-/// SQEs.
+/// Allocates a ring's memory. Returns it in two parts. The first part has both queues, and behind
+/// them the words of [`Control`], the journal, the backlog and the registrations. The second part
+/// has the SQEs.
 #[cfg(not(loom))]
 pub(crate) fn allocate_parts(layout: &Layout) -> Result<(SharedMemory, SharedMemory), Errno> {
     let sqes = layout.sqes_length().next_multiple_of(PAGE);

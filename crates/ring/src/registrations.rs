@@ -212,8 +212,8 @@ impl Registrations {
         }
     }
 
-    /// Returns the number of the current deposit (set of files) of this kind; 0 if nothing is
-    /// registered.
+    /// Returns the number of the current deposit (set of files) of the kind `deposit`. Returns 0 if
+    /// nothing of this kind is registered.
     pub fn deposit(&self, deposit: Deposit) -> u32 {
         self.get(Self::deposit_word(deposit))
     }

@@ -1,6 +1,6 @@
 //! The engine's half of the SQ, which consumes entries.
 //!
-//! - The program may write any value to the tail and to the index array, so the engine loads each
+//! - The program may write any value to the tail and to the index array. So the engine loads each
 //!   of these words once and bounds the value.
 //! - [`SubmissionQueue`] keeps the head in private memory, and writes it to the shared word. It
 //!   reads the shared word only after another process has consumed entries.

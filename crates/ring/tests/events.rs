@@ -116,8 +116,8 @@ fn events_without_a_free_slot_wait_in_the_backlog() {
     assert!(!queue.has_overflow());
 }
 
-/// For any value of the head, no slot outside the ring is accessed, and no count exceeds the number
-/// of slots.
+/// The head may have any value. Even then no slot outside the ring is accessed, and no count
+/// exceeds the number of slots.
 #[test]
 fn an_overwritten_head_harms_only_the_program() {
     let memory = memory(1);

@@ -1,5 +1,5 @@
-//! Tests of sizes and offsets: against fixed values of the kernel's layout, and against this
-//! machine's kernel.
+//! Tests of sizes and offsets. They are compared with fixed values of the kernel's layout, and with
+//! the answers of this machine's kernel.
 #![cfg(not(loom))]
 
 #[path = "../../../xtask/src/skipped.rs"]

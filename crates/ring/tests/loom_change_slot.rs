@@ -256,8 +256,8 @@ fn a_process_that_waits_for_the_slot_is_called_when_it_is_free() {
     });
 }
 
-/// Waits until the slot is available, and asks. Then releases the lock, acquires it again, and
-/// frees the slot.
+/// Waits until the slot is available, and asks for a change. Then releases the ring's lock,
+/// acquires it again, and frees the slot.
 fn use_slot(process: &Process) {
     loop {
         let seen = process.notices();

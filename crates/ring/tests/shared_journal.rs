@@ -73,7 +73,8 @@ fn a_cqe_in_the_backlog_ends_its_request_once() {
     assert_eq!(user_data(second.take_orphans(|_| false)), [2]);
 }
 
-/// The process has died between the first CQE of a zero-copy send and the CQE of its notification.
+/// The process has died between the two CQEs of a zero-copy send: after the first CQE, and before
+/// the CQE of its notification.
 #[test]
 fn a_request_whose_last_cqe_is_missing_has_not_ended() {
     let (mut first, mut second, mut cq) = halves();

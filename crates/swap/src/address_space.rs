@@ -45,8 +45,8 @@ impl AddressSpace {
         self.range.start + (address - self.range.start).next_multiple_of(self.unit)
     }
 
-    /// Allocates the lowest free range of `length` bytes that begins at the start of a unit. `None`
-    /// if no free range is large enough.
+    /// Allocates a range of `length` bytes at the lowest free addresses. The range begins at the
+    /// start of a unit. `None` if no free range is large enough.
     pub fn take(&mut self, length: usize) -> Option<usize> {
         let mut room = self.range.start;
         for (start, (end, _)) in &self.extents {
@@ -134,7 +134,7 @@ impl AddressSpace {
         (*kind == ExtentKind::Mapped && address < *end).then_some(*start..*end)
     }
 
-    /// Removes the parts of a range that are of the given kind. Returns these parts, in order of
+    /// Removes the parts of a range that are of the kind `kind`. Returns these parts, in order of
     /// address.
     pub fn free(&mut self, range: &Range<usize>, kind: ExtentKind) -> Vec<Range<usize>> {
         let parts = self.parts(range, kind);

@@ -30,8 +30,8 @@ pub struct BackOff {
 }
 
 impl BackOff {
-    /// Yields the processor and returns `true`. During a pause (see the head of this file), does
-    /// not yield and returns `false`: the caller should sleep instead.
+    /// Yields the processor and returns `true`. During a pause (see the head of this file), returns
+    /// `false` and does not yield. The caller should then sleep.
     pub fn try_yield(&mut self, now: Ticks) -> bool {
         if now < self.crowded_until {
             return false;

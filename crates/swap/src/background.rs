@@ -1,5 +1,6 @@
 //! The threads of a swap region: the evictor, the reader (which reads pages ahead), and, with the
-//! mechanism `compat`, the pager thread, which serves faults. They end before the region is freed.
+//! mechanism `compat`, the pager thread (which serves faults). The threads end before the region is
+//! freed.
 
 use crate::back_off::BackOff;
 use crate::evict::{EvictionGoal, MOST_FAILURES};

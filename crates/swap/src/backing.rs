@@ -38,8 +38,8 @@ const HEADER: u32 = 4096;
 const KERNEL_SWAP_AT: usize = 4086;
 const KERNEL_SWAP: [&[u8]; 2] = [b"SWAPSPACE2", b"SWAP-SPACE"];
 
-/// Bytes that are examined at the start and at the end of a store that cannot report its holes,
-/// such as a block device.
+/// If a store cannot report its holes, as a block device: how many bytes are examined at its start,
+/// and how many at its end.
 const EXAMINED_AT_EACH_END: u64 = 1 << 20;
 /// Bytes per read when a store is examined.
 const CHUNK: usize = 256 << 10;
@@ -273,7 +273,7 @@ fn examine(store: &mut impl Examined, overwrite: bool) -> Result<Content, Refusa
     }
 }
 
-/// Returns the offset of the first byte that is not 0. `None` if there is no such byte. If the
+/// Returns the offset of the first byte that is not 0. `None` if no such byte is found. If the
 /// store cannot report its holes, only its first and its last MiB are read.
 fn first_data(store: &mut impl Examined) -> Result<Option<u64>, Errno> {
     let size = store.size();
@@ -309,8 +309,8 @@ struct StoreFile {
 }
 
 impl StoreFile {
-    /// Opens the store's file. If `creates` is set, creates a missing file. A new file is empty,
-    /// and opening the device on it makes it longer.
+    /// Opens the store's file. If `creates` is set, creates a missing file. A new file is empty at
+    /// first, and becomes longer when a device is opened on it.
     fn open(path: &str, creates: bool, purpose: Purpose) -> Result<Self, Refusal> {
         let path = CString::new(path).map_err(|_| Errno::EINVAL)?;
         let opened = match file::open(&path, if creates { O_RDWR | O_CREAT } else { O_RDWR }) {

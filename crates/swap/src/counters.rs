@@ -32,7 +32,8 @@ const LIMIT: usize = 13;
 const UNIT: usize = 14;
 /// Words of a row of counters. 16 words are two whole cache lines.
 const WORDS: usize = 16;
-/// Number of rows of counters, a power of two. Fault slots with higher numbers share these rows.
+/// Number of rows of counters, a power of two. A fault slot with a higher number shares a row with
+/// a lower one.
 const ROWS: usize = 64;
 
 pub struct Counters(PageArray<AtomicU64>);
@@ -123,8 +124,8 @@ pub struct Statistics {
     pub write_requests: u64,
     /// Evictions by faulting threads, to make room for their pages.
     pub direct_evictions: u64,
-    /// Pages that could not be read. The thread that touched the page got SIGBUS; a thread that
-    /// pinned it got `EIO`.
+    /// Pages that could not be read back. If a thread touched such a page, it got SIGBUS. If it
+    /// pinned the page, it got `EIO`.
     pub read_errors: u64,
     /// Write requests that failed. The pages that they would have written stayed in memory.
     pub write_errors: u64,
@@ -166,8 +167,8 @@ pub mod run {
         pub over_limit: u64,
     }
 
-    /// Returns counters in a part of the run's file that no other process uses. `None` if no part
-    /// is left, or the file cannot be opened or mapped.
+    /// Returns counters in a part of the run's file of counters. No other process uses this part.
+    /// `None` if no part is left, or if the file cannot be opened or mapped.
     pub fn take(path: &CStr) -> Option<Counters> {
         let file = usring_sys::file::open_shared(path).ok()?;
         let part = width::size(mapping::shared_words(&file).ok()?[0].fetch_add(1, Ordering::Relaxed));

@@ -1,5 +1,5 @@
-//! Drops the content of pages that the program no longer needs. Also evicts pages until at most a
-//! given number is resident.
+//! Drops the content of pages that the program no longer needs. Also evicts pages until a limited
+//! number of pages is resident.
 
 use crate::evict::{EvictionFailure, EvictionGoal, LONGEST_SLEEP_NS, MOST, MOST_FAILURES};
 use crate::page::{IfPinned, State, TakenPage};
@@ -58,8 +58,8 @@ impl Pager {
         }
     }
 
-    /// Discards pages of one cluster, in order. Stops at a page that is pinned, was released to the
-    /// kernel, or is owned by another thread. The caller has shut the cluster's gate.
+    /// Discards pages of one cluster, in order. Stops at a page that is pinned, that was released
+    /// to the kernel, or that another thread owns. The caller has shut the cluster's gate.
     fn discard_some(&self, pages: Range<usize>) -> Result<DiscardStep, Errno> {
         let mut pages_to_discard = PagesToDiscard { first: pages.start, taken: [const { None }; MOST] };
         let mut step = DiscardStep::Done;

@@ -43,8 +43,8 @@ pub const MOST: usize = 64;
 /// in a row has failed, the store counts as failing.
 pub const MOST_FAILURES: u32 = 8;
 
-/// Longest sleep, in nanoseconds, of a thread that found no page to evict while other threads
-/// evict.
+/// Longest sleep, in nanoseconds, of a thread that has found no page to evict. It sleeps because
+/// other threads evict pages meanwhile.
 pub const LONGEST_SLEEP_NS: u64 = 1_000_000;
 
 /// How often this process has reported that it cannot keep its limit. One count for each reason:
@@ -64,9 +64,10 @@ pub enum EvictionFailure {
 /// Result of making room for one page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RoomOutcome {
-    /// The caller has room for its page, because it has evicted another page. The count of resident
-    /// pages was not lowered: the new page takes the old page's place in it. If the count were
-    /// lowered while the limit is exceeded, two threads could evict each other's pages for ever.
+    /// The caller has room for its page, because it has evicted another page. It has not lowered
+    /// the count of resident pages: instead of the old page, the new page is counted. If the count
+    /// were lowered while the limit is exceeded, two threads could evict each other's pages for
+    /// ever.
     Made,
     /// The caller has no room yet, and should try again.
     TryAgain,
@@ -80,8 +81,9 @@ pub struct EvictionGoal {
     /// Up to this number of the freed pages still count as resident after the eviction. They stand
     /// for pages that the caller will page in.
     pub kept: usize,
-    /// If writing fails for this number of clusters, the eviction ends before it has freed `pages`
-    /// pages. With 0, only clean pages are evicted, which need no write.
+    /// After this number of clusters whose pages could not be written, the eviction ends, even if
+    /// it has freed fewer than `pages` pages. With 0, only clean pages are evicted, which need no
+    /// write.
     pub failures: u32,
 }
 
@@ -98,8 +100,8 @@ pub struct Outcome {
 /// The pages that the evictor has taken in one cluster.
 struct Batch<'a> {
     cluster: Range<usize>,
-    /// The pages of the cluster that the evictor has taken, indexed by position in the cluster.
-    /// `None` for any other page.
+    /// For each position in the cluster, the page there if the evictor has taken it. `None` for any
+    /// other page.
     taken: [Option<TakenPage<'a>>; MOST],
     /// The state that each page gets at the end of the eviction, indexed by position in the
     /// cluster.

@@ -15,7 +15,8 @@ use usring_sys::clock::Nanoseconds;
 use usring_sys::futex;
 use usring_sys::sync::{AtomicU32, Ordering};
 
-/// Counts the evictions of a region. A thread that needs room sleeps until one of them completes.
+/// Counts the evictions of a region. If a thread needs room and finds nothing to evict, it sleeps
+/// here until an eviction completes.
 pub struct Evictions {
     running: AtomicU32,
     /// Number of evictions that have made room; the futex word that waiters sleep on.

@@ -54,11 +54,11 @@ pub struct FrozenMemory {
     user: Option<SlotUser>,
     /// usring's own descriptors that must stay open in the child.
     descriptors: Vec<i32>,
-    /// The parts of the region, as ranges of offsets, that the pager manages: all but the memory
-    /// that was released to the kernel.
+    /// The parts of the region that the pager manages, as ranges of offsets. They are all its
+    /// memory except the memory that was released to the kernel.
     parts: Vec<Range<usize>>,
-    /// The resident pages that this thread owns during the fork, to copy them. `None` if the kernel
-    /// copies the resident pages.
+    /// The resident pages that this thread owns during the fork, because it has copied them. `None`
+    /// if the kernel copies the resident pages.
     taken: Option<(Vec<TakenPage<'static>>, Resident)>,
     /// The memory file with the parent's copy of the resident pages.
     copy: Option<OwnedDescriptor>,
@@ -244,7 +244,7 @@ pub struct UnpagedMemory {
 impl UnpagedMemory {
     /// Unmaps the memory in the child.
     ///
-    /// Errors: the kernel's. The child then reads zeroes in place of the evicted pages.
+    /// Errors: the kernel's. After an error, the child reads zeroes in place of the evicted pages.
     pub fn unmap_in_child(self) -> Result<(), Errno> {
         self.mappings.region.pager.mechanism.unmap_in_child(&self.parts)
     }

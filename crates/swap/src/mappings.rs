@@ -160,8 +160,8 @@ impl Mappings {
         self.space.lock().mapped_extent_at(address)
     }
 
-    /// Fills mapped memory with zeroes. Discards the whole units of `part` that are not pinned, and
-    /// writes zeroes to pinned units and to the partial units at the ends.
+    /// Fills mapped memory with zeroes. Discards the whole units of `part`. Writes zeroes to units
+    /// that are pinned, and to the units that `part` covers only partly.
     pub fn zero(&self, part: &Range<usize>) -> Result<(), Errno> {
         let unit = self.region.page_size();
         let base = self.region.as_ptr() as usize;

@@ -31,8 +31,8 @@ use usring_sys::userfault::UserFault;
 /// The operations of a mechanism on a region's mapping. Offsets and lengths are multiples of the
 /// region's unit ([`MechanismKind::unit`]).
 ///
-/// A thread that calls a function on pages owns these pages ([`crate::page`]). It is also inside
-/// the gate of their cluster, or has claimed the cluster.
+/// A thread that calls one of these functions for pages owns these pages ([`crate::page`]). It is
+/// also inside the gate of their cluster, or has claimed the cluster.
 pub trait Mechanism: Send + Sync {
     /// Makes the first `length` bytes of the region usable. Each page that becomes usable is
     /// absent, so a touch is a fault that the pager serves. The mechanism allocates page tables
@@ -145,8 +145,8 @@ pub struct Copied {
     pub resident: Resident,
 }
 
-/// How a region maps a page, and how it detects a touch of an absent page. The mechanisms are in
-/// the order of preference.
+/// How a region maps a page, and how it detects a touch of an absent page. The mechanisms are
+/// listed in order of preference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MechanismKind {
     UserFault,

@@ -107,8 +107,8 @@ impl Pager {
         Ok(MoveOutcome::Moved)
     }
 
-    /// Maps a copy of page `from` at page `to`, which becomes resident. With `slot`, the copy is
-    /// clean and gets this slot. The caller owns the page `from`.
+    /// Maps a copy of page `from` at page `to`, which becomes resident. If `slot` is not `None`,
+    /// the copy is clean and gets this slot. The caller owns the page `from`.
     fn copy_to(&self, from: usize, to: usize, slot: Option<u32>, bounce: &mut [u8]) -> Result<(), Errno> {
         let target = self.page(to).take(State::Untouched, IfPinned::Take).ok_or(Errno::EEXIST)?;
         let readable_address = UserAddress(self.memory.readable_address(self.offset(from), self.unit()) as u64);

@@ -150,8 +150,8 @@ impl<'a> Page<'a> {
         self.0.load(Ordering::Relaxed) >= ONE_PIN
     }
 
-    /// Makes the calling thread the page's owner. `None` if the page is not in the state `from`, or
-    /// if `if_pinned` refuses pinned pages and the page is pinned.
+    /// Makes the calling thread the page's owner. Returns `None` if the page is not in the state
+    /// `from`. Also returns `None` if the page is pinned and `if_pinned` refuses pinned pages.
     #[inline]
     pub fn take(&self, from: State, if_pinned: IfPinned) -> Option<TakenPage<'a>> {
         let mut word = self.0.load(Ordering::Relaxed);
@@ -192,7 +192,7 @@ impl<'a> Page<'a> {
         }
     }
 
-    /// Adds a pin to the page. The page must be resident and, if `write` is set, dirty.
+    /// Adds a pin to the page. The page must be resident. If `write` is set, it must be dirty.
     pub fn pin(&self, write: bool) -> Pinned {
         let mut word = self.0.load(Ordering::Relaxed);
         loop {
@@ -222,8 +222,8 @@ impl<'a> Page<'a> {
 pub enum Pinned {
     First,
     Again,
-    /// No pin was added: the page is not resident, or `write` was set and the page is not dirty.
-    /// The field is the page's state.
+    /// No pin was added. Either the page is not resident, or `write` was set and the page is not
+    /// dirty. The field is the page's state.
     No(State),
     TooOften,
 }

@@ -88,7 +88,7 @@ pub struct Pager {
     /// Number of threads that each wait to claim all clusters for a fork. While the number is above
     /// 0, no eviction begins.
     pub waiting_forks: AtomicU32,
-    /// Number of clusters that the hand of the eviction clock has visited (see the head of
+    /// How many clusters the hand of the eviction clock has visited so far (see the head of
     /// `evict`).
     pub hand: AtomicUsize,
     unit: usize,
@@ -98,8 +98,8 @@ pub struct Pager {
     gates: PageArray<AtomicU32>,
     /// Number of clusters from the region's start to the last cluster in use.
     extent: AtomicUsize,
-    /// Called in a forked child at its first access to inherited memory, to make the child's pager.
-    /// Returns `false` if the child inherited nothing.
+    /// Makes the pager of a forked child. Called in the child at its first access to inherited
+    /// memory. Returns `false` if the child inherited nothing.
     first_touch: SetOnce<fn() -> bool>,
     /// One bit for each page, set if a mapping of the program covers the page. `None` if all pages
     /// are in use.
@@ -243,8 +243,8 @@ impl Pager {
     }
 
     /// Copies a page's state and slot number from `other`, the pager of the parent. The parent shut
-    /// all gates for the fork, so no thread changes the page meanwhile. No thread uses the pager
-    /// `self` yet.
+    /// all gates for the fork, so no thread of the parent changes the page meanwhile. No thread
+    /// uses the pager `self` yet.
     pub fn copy_at_rest(&self, other: &Pager, page: usize) {
         self.page(page).copy_at_rest(other.page(page));
         self.slots[page].store(other.slot_at_rest(page), Ordering::Relaxed);

@@ -20,8 +20,8 @@ use usring_sys::ordering::{Edge, Side};
 use usring_sys::page_array::PageArray;
 use usring_sys::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// Number of elements of `expected` and `jobs`, a power of two. If two fault slots share an
-/// element, each ends the other's sequence, so fewer pages are read ahead.
+/// Number of elements of `expected` and `jobs`, a power of two. Two fault slots may share an
+/// element. Then each ends the other's sequence of faults, so fewer pages are read ahead.
 const ROWS: usize = 64;
 const FIRST: usize = 4;
 
@@ -100,7 +100,7 @@ impl Streams {
         Some(first..first + count)
     }
 
-    /// Puts the reader to sleep until there is a job, and returns the job's pages. `None` if the
+    /// Puts the reader to sleep until there is a job. Returns the pages of the job. `None` if the
     /// reader must end.
     fn wait(&self) -> Option<Range<usize>> {
         loop {

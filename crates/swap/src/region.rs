@@ -118,7 +118,7 @@ impl Builder {
         self
     }
 
-    /// Sets how many bytes are read ahead at most for a thread whose faults are sequential. The
+    /// Sets how many bytes are read ahead at most, for a thread whose faults are sequential. The
     /// default is 128 KiB; 0 turns read-ahead off.
     pub fn readahead(mut self, bytes: usize) -> Self {
         self.readahead = Some(bytes);
@@ -463,7 +463,7 @@ impl SwapRegion {
         Ok(result)
     }
 
-    /// Drops the content of whole pages. The pages then hold zeroes, and take neither memory nor
+    /// Drops the content of whole pages. The pages then hold zeroes. They take no memory and no
     /// slots.
     ///
     /// Errors: `EINVAL` for a range that is not whole pages of the region; `EBUSY` at a pinned page
@@ -485,8 +485,8 @@ impl SwapRegion {
         self.pager.discard(pages)
     }
 
-    /// Releases whole pages to the kernel with their content. Ordinary memory of the kernel takes
-    /// their place. The region's limit no longer counts the pages.
+    /// Releases whole pages to the kernel with their content. At their addresses, the kernel then
+    /// has ordinary memory. The region's limit no longer counts the pages.
     ///
     /// Errors, after which the pages stay in the region: `EBUSY` if a page is pinned or released
     /// already; `EIO`; `ENOMEM`.

@@ -29,9 +29,9 @@ impl PageRun<'_> {
 }
 
 impl Pager {
-    /// Takes pages from the start of a range, as long as they are evicted and their slots are
-    /// consecutive. Calls `take_room` to reserve room for each page. `None` if not even the first
-    /// page could be taken.
+    /// Takes pages from the start of a range, as long as they are evicted, their slots are
+    /// consecutive, and `take_room` reserves room for each. `None` if not even the first page could
+    /// be taken.
     pub fn take_run(&self, pages: Range<usize>, mut take_room: impl FnMut() -> bool) -> Option<PageRun<'_>> {
         let mut run = PageRun { first: pages.start, slot: 0, pages: [const { None }; MOST], count: 0 };
         for page in pages.take(MOST) {

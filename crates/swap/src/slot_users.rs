@@ -43,8 +43,8 @@ const fn use_of(word: u64) -> u64 {
     word % ONE_USE
 }
 
-/// Indices of words at the head of the table's file: the number of allocated slots, then one word
-/// for the number of each user.
+/// Indices of words at the head of the table's file. At `TAKEN` is the number of allocated slots.
+/// At `NUMBERS` begin the words of the user numbers, one for each.
 const TAKEN: usize = 0;
 const NUMBERS: usize = 1;
 const HEAD: usize = PAGE / size_of::<u64>();
@@ -162,7 +162,7 @@ impl SlotUsers {
         admitted
     }
 
-    /// Frees the slots of users that have ended. Calls `free` for each slot that has no user left.
+    /// Frees the slots of users that have ended. Calls `free` for each slot that then has no user.
     pub fn reap(&self, by: &SlotUser, mut free: impl FnMut(u32)) {
         let taken_by = TAKEN_BY + by.number as u64;
         for number in (0..MOST_USERS).filter(|number| *number != by.number) {

@@ -15,7 +15,8 @@ use usring_sys::page_array::PageArray;
 use usring_sys::sync::{AtomicU64, AtomicUsize, Ordering};
 use usring_sys::width;
 
-/// Maximum number of slots in a run, because a run lies in one word of the slot table.
+/// Maximum number of slots in a run. A run lies in one word of the slot table, which has this
+/// number of bits.
 pub const MOST_SLOTS_OF_RUN: u32 = 64;
 
 /// Maximum number of words of the slot table in which a run of the wanted length is searched for.
@@ -127,8 +128,8 @@ impl Slots {
         width::size(self.count_taken().load(Ordering::Relaxed))
     }
 
-    /// Returns whether all slots are allocated, according to their count. The count may be wrong
-    /// after a process was killed while it changed the table.
+    /// Returns whether all slots are allocated, according to the count of allocated slots. If a
+    /// process was killed while it changed the table, the count may be wrong.
     pub fn are_all_taken(&self) -> bool {
         self.taken() >= self.count as usize
     }
@@ -217,8 +218,8 @@ fn starts(free: u64, length: u32) -> u64 {
     starts
 }
 
-/// Returns the first run of `wanted` set bits of `free`. If there is none, returns the longest run
-/// of at least `least` set bits. `None` if all runs are shorter.
+/// Returns the first run of `wanted` set bits in `free`. If there is no such run, returns the
+/// longest run that has at least `least` set bits. `None` if all runs are shorter.
 #[inline]
 fn longest_run(free: u64, least: u32, wanted: u32) -> Option<SlotRun> {
     let (mut found, mut length) = (starts(free, least), least);

@@ -129,8 +129,8 @@ impl StoreQueue {
         Ok(())
     }
 
-    /// Returns three values for the next request: its number of segments, the number of bytes that
-    /// it uses of its last segment, and its total number of bytes.
+    /// Returns three values for the next request: its number of segments, its number of bytes in
+    /// its last segment, and its total number of bytes.
     fn next_request_size(&self, segments: &[IoVector]) -> (usize, u64, u64) {
         let mut length = 0;
         for (index, segment) in segments.iter().take(self.segments).enumerate() {
@@ -159,7 +159,7 @@ impl StoreQueue {
     }
 
     /// Waits for the request in flight and returns its result. A polling thread yields the
-    /// processor between two polls. It sleeps instead if yields take too long.
+    /// processor between two polls. If yields take too long, it sleeps instead.
     fn wait(&mut self, waiting: Waiting) -> i32 {
         let mut wait = self.channel.begin_wait();
         let start = Ticks::now();

@@ -152,7 +152,7 @@ impl Limit {
     }
 
     /// Counts pages as resident even if the limit has no room for them. A forked child calls this
-    /// for the pages with which it starts.
+    /// function for the pages that it has from the start.
     pub fn exceed(&self, pages: usize) {
         self.resident.fetch_add(pages, Ordering::Relaxed);
     }

@@ -1,5 +1,5 @@
-//! Models of a cluster's gate and its pages. An eviction must not unmap a page that another thread
-//! maps at the same time.
+//! Models of a cluster's gate and its pages. While a thread maps a page, an eviction by another
+//! thread must not unmap the page.
 #![cfg(loom)]
 
 use loom::cell::Cell;

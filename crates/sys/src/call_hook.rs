@@ -9,8 +9,8 @@ pub type Make<'a> = &'a dyn Fn(&SystemCall) -> u64;
 
 /// The hook.
 pub struct CallHook {
-    /// Called in place of each system call. The function makes the call by calling its second
-    /// argument, or makes no call. Returns the answer for usring.
+    /// Called in place of each system call of usring. It makes the system call by calling its
+    /// second argument, or makes no system call. Returns the answer for usring.
     pub during: fn(&SystemCall, Make<'_>) -> u64,
 }
 

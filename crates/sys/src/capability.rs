@@ -11,8 +11,8 @@ const CAP_SYS_NICE: u32 = 23;
 /// `_LINUX_CAPABILITY_VERSION_3`.
 const VERSION: u32 = 0x2008_0522;
 
-/// The kernel's `cap_user_data_t[2]`: for the lower and the upper 32 bits, the effective, permitted
-/// and inheritable set.
+/// The kernel's `cap_user_data_t[2]`: the effective, permitted and inheritable set, first their
+/// lower 32 bits, then their upper 32 bits.
 pub type Sets = [[u32; 3]; 2];
 
 /// Returns the calling thread's capability sets.

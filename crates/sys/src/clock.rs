@@ -39,8 +39,8 @@ pub type Reader = unsafe extern "C" fn(clock: u32, time: *mut Timespec) -> i32;
 
 static VDSO: AtomicPtr<()> = AtomicPtr::new(core::ptr::null_mut());
 
-/// Stores the address of the vDSO's clock_gettime, which is called only if the system call is
-/// denied.
+/// Stores the address of the vDSO's clock_gettime. It is called only if a filter denies the system
+/// call.
 ///
 /// # Safety
 /// `reader` must stay mapped and be callable at any time on any thread. It must write one timespec
@@ -49,8 +49,8 @@ pub unsafe fn set_vdso(reader: Reader) {
     VDSO.store(reader as *mut (), Ordering::Release);
 }
 
-/// Returns the time on a clock that every kernel has, in nanoseconds. Returns 0 if the system call
-/// is denied and there is no vDSO.
+/// Returns the time in nanoseconds. `clock` is a clock that every kernel has. Returns 0 if the
+/// system call is denied and there is no vDSO.
 fn read(clock: u32) -> Nanoseconds {
     let mut time = Timespec::default();
     let arguments = [clock.into(), &raw mut time as u64, 0, 0, 0];

@@ -74,8 +74,8 @@ impl Generations {
 
     /// Returns the generation of the credentials of the calling thread, which has just started.
     /// `seen` is the value that [`Generations::ended`] returned to the thread's creator before
-    /// clone(2). Returns `None` if a change has begun since then: the thread may have the
-    /// credentials from before or after that change.
+    /// clone(2). Returns `None` if a change has begun since then. It is then unknown whether the
+    /// thread has the credentials from before or from after that change.
     pub fn of_newborn(&self, seen: u32) -> Option<u32> {
         (self.begun.load(Edge::Change.acquire()) == seen).then_some(seen)
     }
@@ -127,8 +127,8 @@ impl Order {
     }
 
     /// Writes an order without publishing it: the first half of [`Order::publish`]. Returns the
-    /// number that the order will have. The loom models call this function alone, to model a fork
-    /// between the two halves.
+    /// number that the order will have. The loom models call only this half to model a fork between
+    /// the two halves.
     pub fn write(&self, words: [u64; ORDER_WORDS]) -> u32 {
         let sequence = self.sequence.load(Ordering::Relaxed);
         self.sequence.store(sequence.wrapping_add(1), Ordering::Relaxed);

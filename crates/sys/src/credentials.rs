@@ -119,9 +119,9 @@ pub fn are_alike() -> bool {
 /// Functions that are called before and after each change of credentials, in a signal handler.
 #[derive(Debug)]
 pub struct Observer {
-    /// Called before a change. The argument is `true` under two conditions. First, this change is
-    /// the one after which the threads' credentials differ. Second, threads of usring are allowed
-    /// to keep the earlier credentials.
+    /// Called before a change. The argument is `true` under two conditions. First, the threads'
+    /// credentials differ after this change, and did not differ before. Second, threads of usring
+    /// are allowed to keep the earlier credentials.
     pub before: fn(bool),
     pub after: fn(),
 }
@@ -218,8 +218,8 @@ pub fn change_early(number: u32, arguments: [u64; 3]) -> u64 {
     answer
 }
 
-/// Makes one of [`CALLS`] for a thread of the program, and makes the service threads repeat it.
-/// Returns the kernel's answer. Called in a signal handler that blocks every signal.
+/// Makes one of [`CALLS`] for a thread of the program. Then makes the service threads repeat the
+/// call. Returns the kernel's answer. Called in a signal handler that blocks every signal.
 pub fn change(number: u32, arguments: [u64; 3]) -> u64 {
     if is_only_thread() {
         return change_alone(number, arguments);

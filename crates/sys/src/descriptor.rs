@@ -172,8 +172,8 @@ fn release(duplicate: OwnedDescriptor) {
 #[derive(Debug, Default)]
 pub struct HeldDescriptor {
     duplicate: Option<OwnedDescriptor>,
-    /// The file is of a kind that takes no record locks, so dropping this value does not check for
-    /// locks.
+    /// Whether the file is of a kind that takes no record locks. If so, the drop of this value does
+    /// not check for locks.
     never_locked: bool,
 }
 
@@ -192,8 +192,8 @@ impl HeldDescriptor {
         self.never_locked = true;
     }
 
-    /// Returns whether the duplicate has the number that [`duplicate_at_preferred`] prefers for
-    /// duplicates of the program's descriptor `number`.
+    /// Returns whether the duplicate has the preferred number for a duplicate of the program's
+    /// descriptor `number` (see [`duplicate_at_preferred`]).
     pub fn has_preferred_number(&self, number: i32) -> bool {
         self.number() == own_numbers::preferred(number)
     }
@@ -210,8 +210,8 @@ impl Drop for HeldDescriptor {
 }
 
 /// Returns a private duplicate of a file, for a request that has to wait or for a registered file.
-/// If a duplicate of this file is parked (kept open for the program's record locks), returns that
-/// duplicate. Otherwise makes a new one.
+/// If a duplicate of this file is parked (kept open for the program's record locks), returns the
+/// parked duplicate. Otherwise makes a new duplicate.
 pub fn hold(number: i32) -> Result<HeldDescriptor, Errno> {
     hold_at(number, None)
 }
@@ -265,8 +265,8 @@ pub fn duplicate_for_program(number: i32, close_on_exec: bool) -> Result<i32, Er
     SystemCall::new(linux::__NR_fcntl, arguments).run().map(width::int)
 }
 
-/// Makes a private duplicate of an eventfd. Errors: `EINVAL` for any other file, as from the
-/// kernel's `eventfd_ctx_fdget`.
+/// Makes a private duplicate of an eventfd. Errors: `EINVAL` for any other file. The kernel's
+/// `eventfd_ctx_fdget` has this error, too.
 pub fn duplicate_eventfd(number: i32) -> Result<OwnedDescriptor, Errno> {
     let duplicate = duplicate_private(number)?;
     let link = link_of(duplicate.number());

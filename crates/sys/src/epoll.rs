@@ -71,8 +71,8 @@ impl Epoll {
         let mut text = [0u8; 256];
         let arguments = [width::word(file.number()), text.as_mut_ptr() as u64, text.len() as u64, 0, 0];
         let length = width::size(SystemCall::new(linux::__NR_read, arguments).run().ok()?);
-        // In /proc/self/fdinfo, each descriptor of the set has a line that begins with `tfd:`. Four
-        // other lines come first.
+        // In /proc/self/fdinfo, each descriptor of the set has a line that begins with `tfd:`.
+        // Before these lines there are four others.
         Some(!text[..length].windows(4).any(|label| label == b"tfd:"))
     }
 

@@ -1,5 +1,5 @@
 //! Opens, measures, reads and writes the files that hold the blocks of usring's block devices. Also
-//! functions on a file of the program, by its descriptor.
+//! has functions for a file of the program, which they get as a descriptor.
 
 use crate::descriptor::{HeldDescriptor, OwnedDescriptor, duplicate_private};
 use crate::plain::IoVector;
@@ -84,8 +84,8 @@ pub fn open(path: &CStr, flags: u32) -> Result<HeldDescriptor, Errno> {
     Ok(HeldDescriptor::new(file))
 }
 
-/// Returns a file's kind, size and O_DIRECT alignment, by statx(2). For a block device, also uses
-/// ioctl(2).
+/// Returns a file's kind, size and alignment for O_DIRECT, by statx(2). If the file is a block
+/// device, uses ioctl(2), too.
 pub fn measure(number: i32) -> Result<Measure, Errno> {
     let mut buffer = MaybeUninit::<linux::statx>::zeroed();
     let mask = u64::from(linux::STATX_BASIC_STATS | linux::STATX_DIOALIGN);
@@ -126,7 +126,7 @@ pub fn resize(number: i32, size: u64) -> Result<(), Errno> {
     SystemCall::new(linux::__NR_ftruncate, [width::word(number), size, 0, 0, 0]).run().map(drop)
 }
 
-/// Returns the offset at which data begins, from `offset` on (SEEK_DATA); `None` if only a hole
+/// Returns the offset of the first data at or after `offset` (SEEK_DATA). `None` if only a hole
 /// follows. Errors: `EINVAL` for a block device, which has no holes.
 pub fn next_data(number: i32, offset: u64) -> Result<Option<u64>, Errno> {
     let arguments = [width::word(number), offset, u64::from(linux::SEEK_DATA), 0, 0];

@@ -33,8 +33,8 @@ const ROWS: usize = 1024;
 
 type Table = hazard_table::Table<ROWS>;
 
-/// The hazard pointers of a process, which all its threads access. All zero in a process that has
-/// not called [`prepare`].
+/// The hazard pointers of a process, which all its threads access. Before the process has called
+/// [`prepare`], all bytes are zero.
 #[repr(align(64))]
 struct Shared {
     /// Whether this process is registered for membarrier(2), so that its threads need no lock.

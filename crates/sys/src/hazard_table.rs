@@ -1,7 +1,8 @@
-//! The table of hazard pointers, and the protocol of its users and removers. [`crate::hazard`] says
-//! what the table is for, and has the table of this process. The loom models check this file.
+//! The table of hazard pointers, and the protocol of its users and removers. [`crate::hazard`]
+//! explains the purpose of the table, and has the table of this process. The loom models check this
+//! file.
 //!
-//! Each side stores one word and then reads the other side's ([`Edge::Hazard`]):
+//! Each side stores one word and then reads the other side's word ([`Edge::Hazard`]):
 //!
 //! | side | stores | reads after its barrier |
 //! |---|---|---|
@@ -38,8 +39,8 @@ struct ThreadRow {
 pub struct Table<const ROWS: usize> {
     /// Number of retired objects: removed from their table, but not freed yet.
     retired: AtomicU32,
-    /// 1 if a sweep (which frees unused retired objects) was requested and has not begun; see
-    /// [`Table::request_sweep`].
+    /// 1 if a sweep was requested and has not begun; see [`Table::request_sweep`]. A sweep frees
+    /// the retired objects that no thread uses.
     sweep_is_due: AtomicU32,
     rows: [ThreadRow; ROWS],
 }

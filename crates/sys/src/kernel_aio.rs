@@ -95,8 +95,8 @@ mod context {
         }
     }
 
-    /// The kernel's AIO context of a [`Context`]. It lives until the `Context`, its batches and its
-    /// waiters are all dropped.
+    /// The kernel's AIO context that belongs to a [`Context`]. It lives until the `Context`, its
+    /// batches and its waiters are all dropped.
     struct Kernels {
         requests: u32,
         address: u64,

@@ -32,8 +32,8 @@ pub fn prepare() {
 /// kernel refuses membarrier(2), only this thread executes a barrier.
 pub fn everywhere() -> bool {
     fence(Ordering::SeqCst);
-    // The answer EPERM means that this process, for example a forked child, has not registered yet.
-    // It then registers and tries again.
+    // EPERM means that this process has not registered yet. It may be a forked child. The process
+    // then registers and tries again.
     membarrier(PRIVATE_EXPEDITED)
         .or_else(|_| membarrier(REGISTER_PRIVATE_EXPEDITED).and_then(|_| membarrier(PRIVATE_EXPEDITED)))
         .or_else(|_| membarrier(GLOBAL))

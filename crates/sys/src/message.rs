@@ -1,5 +1,5 @@
-//! Sends and receives on sockets: sendto(2), recvfrom(2), sendmsg(2), recvmsg(2). Also queries
-//! about a socket, by which the engine decides whether the socket has more data.
+//! Sends and receives on sockets: sendto(2), recvfrom(2), sendmsg(2), recvmsg(2). Also has the
+//! queries by which the engine decides whether a socket has more data.
 
 use crate::plain::IoVector;
 use crate::{Errno, SystemCall, UserAddress, epoll, width};
@@ -137,8 +137,9 @@ pub enum UnreadPrediction {
     None,
     /// TCP: a receive returns all unread bytes. The kernel does not count bytes after urgent data.
     UpToUrgent,
-    /// A Unix stream: the number counts all unread bytes. But a receive ends early after a message
-    /// with descriptors, before a message of another sender (SO_PASSCRED), and at urgent data.
+    /// A Unix stream: the number counts all unread bytes. But a receive may return fewer. It ends
+    /// after a message with descriptors, before a message of another sender (SO_PASSCRED), and at
+    /// urgent data.
     UpToSeam,
 }
 
@@ -163,8 +164,8 @@ pub fn discards_truncated(number: i32) -> bool {
     }
 }
 
-/// Returns a length in bytes above which a socket certainly refuses a message (`EMSGSIZE`). `None`
-/// if no such length is known.
+/// Returns a length in bytes. If a message is longer, the socket certainly refuses it (`EMSGSIZE`).
+/// `None` if no such length is known.
 pub fn longest_message(number: i32) -> Option<u64> {
     let domain = option(number, SOL_SOCKET, SO_DOMAIN).ok()?;
     match (domain, option(number, SOL_SOCKET, SO_TYPE).ok()?) {

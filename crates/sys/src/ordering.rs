@@ -36,8 +36,8 @@ pub enum Edge {
     NeedWakeup,
     /// Index of a virtqueue's available ring: the driver publishes descriptors to the back end.
     AvailableIndex,
-    /// Index of a virtqueue's used ring: the back end publishes to the driver the completions, and
-    /// the data that it has written to the driver's memory.
+    /// Index of a virtqueue's used ring: the back end publishes completions to the driver. It also
+    /// publishes the data that it has written to the driver's memory.
     UsedIndex,
     /// The back end stores the available index at which it wants a notification, then reads the
     /// available index. The driver stores the available index, then reads the index at which it has
@@ -46,10 +46,10 @@ pub enum Edge {
     /// The driver stores the used index at which it wants a notification, then reads the used
     /// index. The back end stores the used index, then reads the index at which it has to notify.
     UsedEvent,
-    /// The control plane of a vhost-user device publishes the device's new back end to the user of
-    /// each queue. By then the old back end no longer uses the queue's memory.
+    /// The control plane of a vhost-user device announces a new back end of the device to the user
+    /// of each queue. By then the old back end no longer uses the queue's memory.
     Generation,
-    /// The user of a vhost-user queue publishes that the queue's rings are laid out for the new
+    /// The user of a vhost-user queue announces that it has laid out the queue's rings for the new
     /// back end. From then on that back end may use the rings.
     QueueReady,
     /// A thread announces that it will sleep, then reads whether there is work. A waker publishes
@@ -67,9 +67,9 @@ pub enum Edge {
     Queue,
     /// A lock's word: the thread that unlocks publishes the protected data to the next holder.
     Lock,
-    /// The state word of a page of swapped memory. A thread owns the page while the word says
-    /// `Busy`. The owner gives up the page by a release store, and so publishes the page's slot
-    /// number (its position in the swap store) to the next owner.
+    /// The state word of a page of swapped memory. A thread owns the page while the word is in the
+    /// state `Busy`. The owner gives up the page by a release store. So it publishes the page's
+    /// slot number (its position in the swap store) to the next owner.
     Page,
     /// The gate of a cluster (swapped pages that are evicted together). A thread is inside the gate
     /// while it changes the mapping of one of these pages. A thread that leaves publishes its

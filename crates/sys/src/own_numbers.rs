@@ -41,14 +41,15 @@ use linux_raw_sys::general as linux;
 /// select(2) still accepts numbers below 1024.)
 pub const RESERVED_BASE: i32 = 600;
 
-/// The least hard limit of open files with which a program can have rings: they need 8 descriptors
+/// The least hard limit of open files with which a program can have rings. Rings need 8 descriptors
 /// from [`RESERVED_BASE`] on.
 pub const LEAST_HARD_LIMIT: u64 = RESERVED_BASE as u64 + 8;
 
 /// Upper bound: every descriptor number of usring is below this one.
 const NUMBERS: i32 = 65536;
 
-/// A set of descriptor numbers, as a bitmap. Only the current owner of a number changes its bit.
+/// A set of descriptor numbers, as a bitmap. Only the owner of a descriptor number changes the
+/// number's bit.
 struct Numbers([AtomicU64; NUMBERS as usize / 64]);
 
 impl Numbers {
@@ -104,12 +105,8 @@ static RESERVE: Numbers = Numbers::none();
 /// replace.
 static IDLE: Numbers = Numbers::none();
 
-/// Private numbers whose descriptors every descendant of this process keeps open, until the owner
-/// of the number closes it.
-static KEPT: Numbers = Numbers::none();
-
-/// Whether the host (the code in which the engine runs) has called [`allow_reserve`], because it
-/// hides the kernel's limit from the program.
+/// Whether the host (the code in which the engine runs) has called [`allow_reserve`]. A host that
+/// calls it hides the kernel's limit from the program.
 static ALLOWED: AtomicBool = AtomicBool::new(false);
 /// The kernel's soft limit of open files, if usring has raised it; otherwise 0.
 pub static RAISED: AtomicU64 = AtomicU64::new(0);
@@ -130,9 +127,9 @@ const AMPLE: u64 = 8192;
 const BORROWED_ABOVE: u16 = 3040;
 /// How many numbers at the start of usring's range are for duplicates without a preferred number.
 const BELOW_PREFERRED: i32 = 32;
-/// If the program's limit is ample ([`AMPLE`]): a duplicate of a descriptor below this number gets
-/// a number borrowed from the program. A duplicate of any other descriptor gets a number of the
-/// reserve, above the program's limit.
+/// Used if the program's limit is ample ([`AMPLE`]). A duplicate of a descriptor below this number
+/// gets a number borrowed from the program. A duplicate of any other descriptor gets a number of
+/// the reserve, above the program's limit.
 const BORROWED_FOR_BELOW: u16 = 1024;
 /// How many numbers [`prepare_table`] makes room for: enough for the first ring, and for the files
 /// of its first waiting requests.
@@ -369,8 +366,8 @@ fn take(wish: i32) -> Option<i32> {
     }
 }
 
-/// Grows the reserve (usring's descriptor numbers) to end at `least` or above. Returns `false` if
-/// it cannot grow.
+/// Grows the reserve (usring's descriptor numbers) until it ends at `least` or above. Returns
+/// `false` if the reserve cannot grow.
 #[cold]
 fn grow(least: i32) -> bool {
     let _one_at_a_time = CHANGING.get_or_make(|| Mutex::new(())).lock();

@@ -124,8 +124,9 @@ pub(crate) fn all() -> impl Iterator<Item = &'static Slot> {
     TABLE.iter().take(USED.load(Ordering::Acquire) as usize)
 }
 
-/// Returns the calling thread's slot, without a system call. `None` for a thread of the program,
-/// and for a thread of usring before [`ThreadSlot::begin`] or after [`ThreadSlot::end`].
+/// Returns the calling thread's slot, without a system call. Returns `None` for a thread of the
+/// program. Also returns `None` for a thread of usring before [`ThreadSlot::begin`] or after
+/// [`ThreadSlot::end`].
 pub(crate) fn current() -> Option<&'static Slot> {
     let ThreadId(locals) = thread::current();
     // A thread that the program made by a raw clone(2) may have the thread pointer 0. `locals` of
@@ -172,8 +173,8 @@ pub fn owner_of(thread: u32) -> Owner {
     owner
 }
 
-/// Returns whether a thread, which the caller has found in /proc/self/task, is the program's, and
-/// is no thread of usring that is just starting or ending.
+/// Returns whether a thread is certainly the program's. The caller has found the thread in
+/// /proc/self/task. Returns `false` for a thread of usring, even if it is just starting or ending.
 pub(crate) fn is_certainly_programs(thread: u32) -> bool {
     owner_of(thread) == Owner::Program && all().all(|slot| slot.last.load(Ordering::Acquire) != thread)
 }

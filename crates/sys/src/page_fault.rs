@@ -144,12 +144,12 @@ fn changes() -> &'static Mutex<()> {
     CHANGES.get_or_make(|| Mutex::new(()))
 }
 
-/// A fault slot: a hazard pointer and a stack, which a thread has while a server serves its page
-/// fault. The slot lies in a cache line of its own.
+/// A fault slot: a hazard pointer and a stack. A thread has a fault slot while a server serves its
+/// page fault. The slot lies in a cache line of its own.
 #[repr(align(64))]
 struct FaultSlot {
-    /// The entry of the table of ranges that the fault slot's thread uses; null if the fault slot
-    /// is free.
+    /// The entry of the table of ranges that the thread with this fault slot uses; null if the
+    /// fault slot is free.
     hazard: AtomicPtr<ServedRange>,
     /// Top of the fault slot's stack; 0 until the stack is mapped.
     stack: AtomicUsize,
@@ -158,8 +158,8 @@ struct FaultSlot {
 static SLOTS: [FaultSlot; FAULT_SLOTS] =
     [const { FaultSlot { hazard: AtomicPtr::new(core::ptr::null_mut()), stack: AtomicUsize::new(0) } }; FAULT_SLOTS];
 
-/// The registration of a range whose faults a server serves. Dropping it removes the range from the
-/// table.
+/// The registration of a range whose faults a server serves. Dropping the registration removes the
+/// range from the table.
 #[derive(Debug)]
 pub struct Registration {
     row: usize,
@@ -230,8 +230,8 @@ impl Drop for Registration {
 
 /// Frees all fault slots. For a forked child, in which the parent's faulting threads do not exist.
 pub fn forget_after_fork() {
-    // Writes only to slots in use: a write to a free slot would copy a page that the child shares
-    // with its parent.
+    // Writes only to slots in use. Free slots may lie on a page that the child still shares with
+    // its parent, and a write would copy this page.
     for slot in SLOTS.iter().filter(|slot| !slot.hazard.load(Ordering::Relaxed).is_null()) {
         slot.hazard.store(core::ptr::null_mut(), Ordering::Relaxed);
     }

@@ -135,7 +135,7 @@ impl PagedMemory {
         Ok(Window { memory: Arc::new(memory) })
     }
 
-    /// Sets whether a child that is forked from now on gets a copy of a part of the memory. The
+    /// Sets whether a child gets a copy of a part of the memory, if it is forked from now on. The
     /// copy has the resident pages, and zeroes in place of the other pages. Only for anonymous
     /// memory.
     pub fn set_inherited(&self, offset: usize, length: usize, inherited: bool) -> Result<(), Errno> {

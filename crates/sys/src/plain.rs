@@ -16,7 +16,8 @@ pub unsafe trait Plain: Copy + 'static {}
 macro_rules! plain {
     ($($type:ty: $size:literal),* $(,)?) => {
         $(
-            // `$size` is the sum of the sizes of the type's fields, so the type has no padding.
+            // `$size` is the sum of the sizes of the type's fields. If it equals the type's size,
+            // the type has no padding.
             const _: () = assert!(core::mem::size_of::<$type>() == $size);
             // SAFETY: the type is an integer, or a C structure of integers. The assertion above
             // excludes padding.

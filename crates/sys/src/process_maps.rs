@@ -189,8 +189,8 @@ pub struct Lines<'a> {
 }
 
 impl Lines<'_> {
-    /// Returns the next line, without its newline. This is no iterator, because the line lies in
-    /// the buffer until the next call.
+    /// Returns the next line, without its newline. This type is no iterator, because a line lies in
+    /// the buffer only until the next call.
     #[expect(clippy::should_implement_trait, reason = "an iterator's items outlive its next step")]
     pub fn next(&mut self) -> Option<&[u8]> {
         loop {

@@ -150,7 +150,8 @@ impl<T, W: Deref<Target = AtomicU32>> ProcessMutex<T, W> {
         guard
     }
 
-    /// Waits for the lock and acquires it. Returns the value that the lock's word had just before.
+    /// Waits for the lock and acquires it. Returns the value that the lock's word had just before
+    /// this thread acquired the lock.
     fn wait(&self) -> u32 {
         let mut spins = SPINS;
         // After its sleep, this thread does not know whether more threads sleep on the word. So it

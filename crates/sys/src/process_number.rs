@@ -40,32 +40,19 @@ pub const ALONE: u32 = 1;
 /// The largest number of a process.
 pub const MOST: u32 = (1 << 29) - 1;
 
-/// Number of descriptors that belong to a register.
-pub const DESCRIPTORS: usize = 4;
-/// Maximum number of registers that a process uses: that of its own number, and those that it has
-/// joined.
-pub const REGISTERS: usize = 4;
-/// The registers that this process uses, without gaps. The first one gives it its number. For each,
-/// the descriptors that all users of the register have, each plus 1; 0 if there is none:
-///
-/// 1. the register (the memfd that holds the last number given out), set last;
-/// 2. the eventfd that wakes all processes;
-/// 3. the socket that receives files;
-/// 4. the socket that sends files.
-///
-/// Children inherit the values.
-static SHARED: [[AtomicI32; DESCRIPTORS]; REGISTERS] =
-    [const { [const { AtomicI32::new(0) }; DESCRIPTORS] }; REGISTERS];
-/// How the link of each of these descriptors begins in /proc.
-const LINKS: [&[u8]; DESCRIPTORS] = [b"/memfd:usring-processes", b"anon_inode:[eventfd]", b"socket:[", b"socket:["];
-/// For each register, the address of the last number given out, in the mapping of the memfd. Null
-/// before the process uses the register.
-static LAST: [AtomicPtr<AtomicU64>; REGISTERS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; REGISTERS];
-/// This process's views of the locks for the sockets by which processes pass files on.
-static QUEUE_LOCKS: [PerProcess<ProcessMutex<(), &'static AtomicU32>>; REGISTERS] =
-    [const { PerProcess::new() }; REGISTERS];
-/// Number of attempts to find a number that no other process has in any of the registers.
-const ATTEMPTS: usize = 8;
+/// Descriptor of the register (the memfd that holds the last number given out), plus 1; 0 before
+/// the register is made. Children inherit the value.
+static REGISTER: AtomicI32 = AtomicI32::new(0);
+/// Descriptor of the eventfd that wakes all processes, plus 1; 0 before the register is made.
+static WAKE_EVENT: AtomicI32 = AtomicI32::new(0);
+/// Address of the last number given out, in the mapping of the register (a memfd). Null before the
+/// register is made.
+static LAST: AtomicPtr<AtomicU64> = AtomicPtr::new(core::ptr::null_mut());
+/// Descriptors of the sockets that pass files on: first the end that receives, then the end that
+/// sends. An entry is the descriptor plus 1; 0 if there are no such sockets.
+static QUEUE: [AtomicI32; 2] = [const { AtomicI32::new(0) }; 2];
+/// This process's view of the lock for the sockets by which processes pass files on.
+static QUEUE_LOCK: PerProcess<ProcessMutex<(), &'static AtomicU32>> = PerProcess::new();
 /// This process's number, once it has one.
 static OWN: PerProcess<u32> = PerProcess::new();
 /// Whether this process shares its parent's descriptor table.

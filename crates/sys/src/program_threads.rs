@@ -56,8 +56,8 @@ pub fn status_of_ended(thread: u32) -> Option<u8> {
     status_in(read_stat(thread, &mut text)?)
 }
 
-/// Returns whether a thread has begun to end, so that it runs no more code in user mode. `false` if
-/// Linux no longer lists the thread.
+/// Returns whether a thread has begun to end. Such a thread runs no more code in user mode. Returns
+/// `false` if Linux no longer lists the thread.
 pub fn is_ending(thread: u32) -> bool {
     // The buffer has room for the fields up to the flags: seven numbers, the state, and a name of
     // 15 bytes. It is small because the caller may run on a small signal stack of the program.
@@ -158,8 +158,8 @@ impl ThreadDescriptor {
         match SystemCall::new(linux::__NR_ioctl, arguments).run() {
             Ok(_) if information.mask & EXIT != 0 => Ok(Some(width::byte(width::word(information.exit_status >> 8)))),
             Ok(_) => Err(Errno::EAGAIN),
-            // The kernel answers ENOTTY before Linux 6.13. Before 6.15 it answers ESRCH once it no
-            // longer lists the thread.
+            // Before Linux 6.13, the kernel answers ENOTTY. Before 6.15, it answers ESRCH as soon
+            // as it no longer lists the thread.
             Err(_) => Ok(None),
         }
     }

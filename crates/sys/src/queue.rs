@@ -111,8 +111,7 @@ fn is_marked(state: u32) -> bool {
 /// Whether the push of an entry wakes a thread that sleeps until there are several entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Urgency {
-    /// The thread may sleep until there are as many entries as it waits for (the kernel's lazy
-    /// wake).
+    /// The thread may sleep until there are enough entries for it (the kernel's lazy wake).
     Lazy,
     /// The thread must be woken at once, because other work may wait for this entry.
     Urgent,

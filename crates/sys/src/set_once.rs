@@ -1,5 +1,5 @@
-//! A reference that is set and read without a lock. So it also works in a child that was forked
-//! while another thread was setting or reading it.
+//! A reference that is set and read without a lock. A child may be forked while another thread sets
+//! or reads the reference. The reference works in this child, too, because no lock stays locked.
 
 use core::sync::atomic::{AtomicPtr, Ordering};
 

@@ -69,7 +69,7 @@ impl<T> Drop for Using<T> {
     }
 }
 
-/// Returns the number of the segment that has the entry of `place`, and the entry's index there.
+/// Returns where the entry of `place` is: the number of its segment, and its index in that segment.
 #[inline(always)]
 fn locate(place: usize) -> (usize, usize) {
     let segment = (place / FIRST + 1).ilog2() as usize;

@@ -46,7 +46,7 @@ use crate::ordering::{Edge, Side};
 use crate::sleep::{SleepWord, Wake};
 use crate::sync::{AtomicU32, Ordering};
 
-/// Bit: a process other than the one that made the ring uses the ring, or has used it.
+/// Bit: a process that did not make the ring uses the ring, or has used it.
 const SHARED: u32 = 1 << 31;
 /// Mask of the number of users. Each process that uses the ring is a user. A process that ended
 /// without a call of [`SharingWord::leave`] also counts.
@@ -124,8 +124,8 @@ impl SharingWord {
     }
 
     /// Tries to leave task work to a waiter of this process. (Only threads of this process see the
-    /// work.) `wake` wakes a waiter and returns whether one slept. Returns `false` if the caller
-    /// has to run the work itself.
+    /// work.) `wake` wakes a waiter, and returns whether a waiter slept. Returns `false` if the
+    /// caller has to run the work itself.
     #[inline]
     pub fn leave_to_waiter(&self, wake: impl FnOnce() -> bool) -> bool {
         !self.is_shared() && wake() && !self.is_shared()

@@ -220,8 +220,8 @@ pub fn take() -> Option<DeferredSignals> {
 /// Frees all slots. Called in a forked child before any other code runs there, because the parent's
 /// other threads do not exist in the child.
 pub fn forget_after_fork() {
-    // Writes only to slots in use: a write to a free slot would copy a page that the child shares
-    // with its parent.
+    // Writes only to slots in use. Free slots may lie on a page that the child still shares with
+    // its parent, and a write would copy this page.
     for slot in TABLE.iter().filter(|slot| slot.owner.load(Ordering::Relaxed) != 0) {
         slot.owner.store(0, Ordering::Relaxed);
     }

@@ -69,7 +69,7 @@ pub enum Sleeper {
     /// In futex(2), on the word [`SleepWord::futex`].
     Futex,
     /// The thread sleeps in the ring's epoll set, as the ring's leader. The ring's eventfd wakes
-    /// it.
+    /// the thread.
     Epoll,
 }
 
@@ -96,8 +96,8 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// Returns the value of [`SleepWord::futex`] from before the announcement. The thread sleeps
-    /// only while the word has this value.
+    /// Returns the value that [`SleepWord::futex`] had before the announcement. The thread sleeps
+    /// only while the futex word has this value.
     pub fn futex_value(&self) -> u32 {
         self.futex
     }
@@ -292,8 +292,8 @@ impl SleepWord {
         State::unpack(self.state.load(Ordering::Relaxed)).led
     }
 
-    /// Ends the caller's time as leader (after `retract`). If the result is [`Wake::Futex`], the
-    /// caller wakes the futex sleepers, and one of them becomes leader.
+    /// Ends the caller's time as leader. The caller has called `retract` before. If the result is
+    /// [`Wake::Futex`], the caller wakes the futex sleepers, and one of them becomes leader.
     pub fn resign(&self) -> Wake {
         let mut wake = Wake::NoSleeper;
         self.change(|state| {

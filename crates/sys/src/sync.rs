@@ -51,8 +51,8 @@ impl<T> UnsafeCell<T> {
     }
 }
 
-/// A pointer into an [`UnsafeCell`]. In a model, loom's own type records that the cell is being
-/// written while the pointer lives.
+/// A pointer into an [`UnsafeCell`]. In a model, loom's own type takes its place. It records that
+/// the cell is being written while the pointer lives.
 #[cfg(not(loom))]
 pub(crate) struct MutPtr<T>(*mut T);
 

@@ -59,8 +59,8 @@ pub struct SystemCall {
 }
 
 impl SystemCall {
-    /// Builds a system call with up to five arguments. The sixth is [`PASS_MARK`], by which the
-    /// call passes usring's seccomp filter.
+    /// Builds a system call with up to five arguments. The sixth argument is [`PASS_MARK`], by
+    /// which the call passes usring's seccomp filter.
     pub const fn new(number: u32, arguments: [u64; 5]) -> Self {
         let [a, b, c, d, e] = arguments;
         SystemCall { number, arguments: [a, b, c, d, e, PASS_MARK] }

@@ -85,8 +85,8 @@ struct Start {
     work: Box<dyn FnOnce() + Send>,
     slot: ThreadSlot,
     gives_up_capabilities: bool,
-    /// The thread was made by clone(2), without libc. When it ends, the kernel frees its slot in
-    /// [`crate::own_threads`].
+    /// Whether clone(2) has made the thread, without libc. When such a thread ends, the kernel
+    /// frees its slot in [`crate::own_threads`].
     is_bare: bool,
 }
 

@@ -11,7 +11,7 @@ use core::sync::atomic::{AtomicU64, Ordering};
 pub struct Ticks(pub u64);
 
 /// Nanoseconds in 2³² ticks; 0 until [`calibrate`] has measured them. [`SLOW`] if the time-stamp
-/// counter does not run at a constant rate: ticks are then nanoseconds of the monotonic clock.
+/// counter does not run at a constant rate. Then a tick is a nanosecond of the monotonic clock.
 static SCALE: AtomicU64 = AtomicU64::new(0);
 const SLOW: u64 = u64::MAX;
 /// How long [`calibrate`] compares the time-stamp counter with the monotonic clock. The times of

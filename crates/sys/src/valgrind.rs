@@ -78,15 +78,16 @@ pub fn make_inaccessible(memory: &IoVector) {
     request(MAKE_INACCESSIBLE, memory.base, memory.length);
 }
 
-/// Returns the address of the first byte that the program must not use. If there is one, memcheck
-/// reports an error in the calling thread, except inside [`without_errors`].
+/// Returns the address of the first byte of `memory` that the program must not use. If there is
+/// such a byte, memcheck reports an error in the calling thread, except inside [`without_errors`].
 #[inline(always)]
 pub fn first_inaccessible(memory: &IoVector) -> Option<u64> {
     Some(request(CHECK_ADDRESSABLE, memory.base, memory.length)).filter(|address| *address != 0)
 }
 
-/// Returns the address of the first byte that has no value, or that the program must not use. If
-/// there is one, memcheck reports an error in the calling thread, except inside [`without_errors`].
+/// Returns the address of the first byte of `memory` that has no value, or that the program must
+/// not use. If there is such a byte, memcheck reports an error in the calling thread, except inside
+/// [`without_errors`].
 #[inline(always)]
 pub fn first_undefined(memory: &IoVector) -> Option<u64> {
     Some(request(CHECK_DEFINED, memory.base, memory.length)).filter(|address| *address != 0)

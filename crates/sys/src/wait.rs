@@ -249,8 +249,8 @@ pub fn epoll(
 }
 
 /// Sleeps for `span` with `mask` in force, as in ppoll(2). Errors: `EINTR` if a signal interrupted
-/// the sleep. The signal is deferred: its handler runs before the program's call returns, if `mask`
-/// does not block the signal.
+/// the sleep. The signal is deferred. If `mask` does not block the signal, its handler runs before
+/// the program's call returns.
 pub fn under_mask(span: Nanoseconds, mask: SignalSet) -> Result<(), Errno> {
     let mask = mask & !ALWAYS_OPEN;
     let mask_address = &raw const mask as u64;
@@ -396,8 +396,9 @@ pub fn catch_worker_interrupts() -> bool {
     let mut old = KernelAction::default();
     let change = |new: u64, old: u64| {
         let arguments = [u64::from(linux::SIGSYS), new, old, 8, 0, 0];
-        // This call carries no pass mark. If `interpose` is loaded as well, the process has two
-        // engines, and `interpose` then treats this handler as any handler of the program.
+        // This call carries no pass mark, so `interpose` sees it if it is loaded as well. The
+        // process then has two engines, and `interpose` treats this handler as any handler of the
+        // program.
         SystemCall::with_six(linux::__NR_rt_sigaction, arguments).run_once()
     };
     const DEFAULT: u64 = 0;

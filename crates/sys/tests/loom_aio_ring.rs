@@ -36,8 +36,8 @@ fn complete(memory: &SharedMemory, number: u64) -> bool {
     true
 }
 
-/// Passes up to three events through a ring of two slots, which holds one event at a time. So the
-/// slot of the first event is used again.
+/// Passes up to three events through a ring of two slots, which holds only one event at a time. So
+/// the slot of the first event is used a second time.
 fn completions() {
     loom::model(|| {
         let length = size_of::<AioRing>() + ENTRIES as usize * size_of::<IoEvent>();

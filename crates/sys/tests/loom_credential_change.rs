@@ -80,8 +80,7 @@ impl Process {
     }
 }
 
-/// How far a thread's change had come when another thread forked: the last step that the changing
-/// thread had made.
+/// The last step of a change that the changing thread had made when another thread forked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Step {
     NotBegun,

@@ -1,5 +1,5 @@
-//! Models of the mutex. They check mutual exclusion with sleeping threads, and the hand-over of
-//! work: a thread that finds the mutex locked leaves its work to the holder.
+//! Models of the mutex. They check mutual exclusion with sleeping threads. They also check the
+//! hand-over of work: a thread that finds the mutex locked leaves its work to the holder.
 #![cfg(loom)]
 
 use loom::thread;
@@ -151,7 +151,7 @@ struct RingOnRound {
 }
 
 impl RingOnRound {
-    /// Acts as a driver before it unlocks: arms the poll unless the ring is in idle watching.
+    /// Acts as a driver just before it unlocks: arms the poll, unless the ring is in idle watching.
     fn take_over(&self, watched: &mut bool) {
         *watched |= !self.on_round.load(Ordering::SeqCst);
     }

@@ -157,8 +157,8 @@ fn a_waker_without_barrier_leaves_the_sleeper_asleep_for_ever() {
     weaken(Edge::Sleep, Side::Waker, || one_sleeper_one_waker(Sleeper::Futex));
 }
 
-/// A process publishes work, claims the sleeper, and dies before it wakes the sleeper. Then another
-/// process wakes the sleeper by `wake`.
+/// A process publishes work and claims the sleeper. It dies before it wakes the sleeper. Then
+/// another process wakes the sleeper by `wake`.
 fn a_waker_dies(wake: fn(&Ring)) {
     bounded(move || {
         let ring = Ring::new();

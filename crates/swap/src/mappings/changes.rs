@@ -59,8 +59,8 @@ impl Changes<'_> {
         parts
     }
 
-    /// Returns the address up to which a range is mapped: the start of its first unmapped part, or
-    /// its end. A call that changes mappings stops there.
+    /// Returns the address up to which a range is mapped without a hole: the start of the range's
+    /// first unmapped part, or its end. A call that changes mappings stops there.
     pub fn mapped_end(&self, range: &Range<usize>) -> usize {
         let hole = self.parts(range).into_iter().find(|part| part.owner == Owner::Unmapped);
         hole.map_or(range.end, |part| part.range.start)

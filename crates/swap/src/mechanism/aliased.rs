@@ -47,7 +47,8 @@ pub fn prepare(kind: MechanismKind, length: usize, at: Option<usize>) -> Result<
 
 impl Aliased {
     /// Checks that a closed page cannot be read, even after its memory was freed. The check is
-    /// needed because some sandboxes accept the system calls that close a page, and do nothing.
+    /// needed because of sandboxes. Some sandboxes accept the system calls that close a page, but
+    /// do nothing.
     fn check(&self) -> Result<(), Errno> {
         user_memory::install_fault_handler();
         self.memory.discard(0, PAGE)?;
@@ -105,8 +106,8 @@ impl Mechanism for Aliased {
         if self.guards { self.memory.unguard(offset, length) } else { self.memory.set_permitted(offset, length, true) }
     }
 
-    /// Makes the page accessible and returns `false`: even if the program dropped the page from its
-    /// mapping, the memory file still has the content.
+    /// Makes the page accessible and returns `false`. The memory file still has the content, even
+    /// if the program dropped the page from its mapping.
     fn mend(&self, offset: usize, length: usize) -> Result<bool, Errno> {
         self.open(offset, length).map(|()| false)
     }

@@ -40,8 +40,8 @@ impl CompletionRing {
         Some(CompletionRing { memory, entries: header.nr, first_event, head: header.head, tail: header.head })
     }
 
-    /// Returns whether there is no event to read. Loads the ring's tail from memory only when all
-    /// events before the last known tail were read.
+    /// Returns whether there is no event to read. Loads the ring's tail from memory only if all
+    /// events before the tail that was loaded last were read.
     #[inline]
     pub fn is_empty(&mut self) -> bool {
         if self.head == self.tail {

@@ -106,8 +106,8 @@ fn exchange(signal: u32, new: Option<&Action>, old: Option<&mut Action>) {
     let _ = SystemCall::new(linux::__NR_rt_sigaction, [u64::from(signal), new, old, 8, 0]).run();
 }
 
-/// Offsets in a `siginfo_t`, in bytes. The code is 0 or less if a system call, such as kill(2),
-/// sent the signal.
+/// Offsets in a `siginfo_t`, in bytes. If a system call such as kill(2) sent the signal, the code
+/// is 0 or less.
 const SIGINFO_SIGNAL: usize = 0;
 const SIGINFO_CODE: usize = 8;
 const SIGINFO_ADDRESS: usize = 16;
