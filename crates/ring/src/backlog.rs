@@ -119,7 +119,8 @@ impl Backlog {
         self.in_area as usize + self.rest.len()
     }
 
-    /// Returns whether some CQEs of the backlog are in this process's private memory only.
+    /// Returns whether the backlog has CQEs in this process's private memory. These CQEs found no
+    /// room in the shared area.
     pub fn has_rest(&self) -> bool {
         !self.rest.is_empty()
     }

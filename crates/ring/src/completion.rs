@@ -328,7 +328,8 @@ impl CompletionQueue {
         !self.backlog.is_empty()
     }
 
-    /// Returns whether some CQEs of the backlog are in this process's private memory only.
+    /// Returns whether the backlog has CQEs in this process's private memory. These CQEs found no
+    /// room in the backlog's shared area.
     pub fn has_overflow_alone(&self) -> bool {
         self.backlog.has_rest()
     }

@@ -93,7 +93,7 @@ impl Control {
             word.store(0, Ordering::Relaxed);
         }
         self.maker.store(own, Ordering::Relaxed);
-        // A ring that is not enabled has no requests.
+        // A ring that is not enabled has no requests yet, so the journal lacks none.
         self.unjournaled.store(if is_disabled { 0 } else { UNKNOWN }, Ordering::Relaxed);
     }
 
@@ -169,7 +169,7 @@ impl Control {
         }
     }
 
-    /// Notes that the process that made the ring has left it, and has no requests.
+    /// Records that the process that made the ring has left it, and has no requests any more.
     pub fn note_maker_has_left(&self) {
         self.maker.fetch_or(HAS_LEFT, Ordering::Release);
     }

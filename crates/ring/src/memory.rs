@@ -132,7 +132,8 @@ impl Memory {
         let rings_end = sqes_end + layout.rings_length().next_multiple_of(PAGE);
         let lent_rings = SharedMemory::of_program(rings, rings_end - sqes_end)?;
         let lent_sqes = SharedMemory::of_program(sqes, layout.sqes_length())?;
-        // The program's memory has no room for the words of [`Control`].
+        // The program's memory has no room for the words of [`Control`], so they come from the
+        // pool.
         let words = POOL.take(words_length(&layout))?;
         let words = words.memory(0..words.range.len());
         let pages = REPLACEMENTS.take(rings_end)?;

@@ -91,7 +91,7 @@ impl AddressSpace {
         self.extents.insert(start, (end, kind));
     }
 
-    /// Returns the parts of a range that are of the given kind, in order of address.
+    /// Returns the parts of a range that are of the kind `kind`, in order of address.
     pub fn parts(&self, range: &Range<usize>, kind: ExtentKind) -> Vec<Range<usize>> {
         let first = self.extents.range(..=range.start).next_back().map_or(range.start, |(start, _)| *start);
         let extents = self.extents.range(first..range.end.max(first)).filter(|(_, (_, other))| *other == kind);
@@ -152,7 +152,7 @@ impl AddressSpace {
         parts
     }
 
-    /// Adds an extent of the given kind. The range must not overlap another extent.
+    /// Adds an extent of the kind `kind`. The range must not overlap another extent.
     pub fn add(&mut self, range: &Range<usize>, kind: ExtentKind) {
         self.insert(range.start, range.end, kind);
     }
@@ -171,7 +171,7 @@ impl AddressSpace {
         start..end
     }
 
-    /// Returns all extents of the given kind, in order of address.
+    /// Returns all extents of the kind `kind`, in order of address.
     pub fn extents_of(&self, kind: ExtentKind) -> Vec<Range<usize>> {
         self.parts(&self.range.clone(), kind)
     }

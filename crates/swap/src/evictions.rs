@@ -19,7 +19,7 @@ use usring_sys::sync::{AtomicU32, Ordering};
 /// here until an eviction completes.
 pub struct Evictions {
     running: AtomicU32,
-    /// Number of evictions that have made room; the futex word that waiters sleep on.
+    /// Number of evictions that have made room. Waiters sleep on this word, which is a futex.
     ended: AtomicU32,
 }
 

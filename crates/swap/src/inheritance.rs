@@ -159,7 +159,8 @@ impl Mappings {
         self.exposed.store(taken_back.is_err(), Ordering::Relaxed);
     }
 
-    /// Returns the offsets of all memory of the region except what was released to the kernel.
+    /// Returns the offsets of all memory of the region, without the memory that was released to the
+    /// kernel.
     fn parts(&self, space: &AddressSpace) -> Vec<Range<usize>> {
         let range = self.range();
         let mut parts = Vec::new();

@@ -78,7 +78,7 @@ pub fn minimum_sizes(capacity: u64, limit: usize, mechanism: mechanism::Mechanis
     (unit as u64, (unit * region::LEAST_LIMIT).max(LEAST_LIMIT))
 }
 
-/// Most pages of the region that may be pinned at once.
+/// Maximum number of pages of the region that may be pinned at one time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PinLimit {
     /// Any number of pages. Used for calls that need only a few pages each.

@@ -46,7 +46,8 @@ pub trait Mechanism: Send + Sync {
     /// as dirty.
     fn tracks_writes(&self) -> bool;
 
-    /// Maps absent pages with the content `content`, write-protected if `protected`.
+    /// Maps absent pages with the content `content`. `protected`: whether the pages are
+    /// write-protected then.
     fn fill(&self, offset: usize, content: &[u8], protected: bool) -> Result<(), Errno>;
 
     /// Maps absent pages that hold zeroes.

@@ -81,7 +81,7 @@ pub struct Pager {
     pub counters: Counters,
     pub streams: Streams,
     pub evictions: Evictions,
-    /// Number of failed writes to the store since the last successful one.
+    /// Number of writes to the store that have failed since the last successful write.
     pub failed_writes: AtomicU32,
     /// Errno of the last failed write to the store.
     pub last_failure: AtomicU32,
@@ -260,7 +260,7 @@ impl Pager {
         page * self.unit
     }
 
-    /// Serves a fault: pages a page in, and makes it writable for a write access.
+    /// Serves a fault: pages a page in. If the access was a write, also makes the page writable.
     pub fn page_in(&self, index: usize, access: PageAccess) -> Result<(), Lost> {
         let page = self.page(index);
         let mut has_room = false;
@@ -382,7 +382,8 @@ impl Pager {
         }
     }
 
-    /// Reserves room for one page below the region's limit, and evicts pages if there is none.
+    /// Reserves room for one page below the region's limit. If there is no room, evicts pages
+    /// first.
     pub fn make_room(&self, fault_slot: usize) {
         while !self.take_room_for_one(fault_slot) && self.evict_directly(fault_slot) == RoomOutcome::TryAgain {}
         self.limit.wake_evictor();

@@ -93,7 +93,8 @@ impl Builder {
         Ok(self)
     }
 
-    /// Sets the source of a vhost-user device's queues. Without it `build` fails (`EOPNOTSUPP`).
+    /// Sets the source of a vhost-user device's queues. Without a source, `build` fails with
+    /// `EOPNOTSUPP` for such a device.
     pub fn supply(mut self, supply: Arc<dyn Supply>) -> Self {
         self.supply = Some(supply);
         self

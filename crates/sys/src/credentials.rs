@@ -283,7 +283,7 @@ fn is_only_thread() -> bool {
 /// a thread that may be a thread of usring which is just starting or about to end.
 const MOST_READS: u32 = 20;
 
-/// Returns whether the caller is the program's only thread. `false` also if that cannot be
+/// Returns whether the caller is the program's only thread. Returns `false`, too, if that cannot be
 /// determined.
 fn is_programs_only_thread() -> bool {
     is_only_thread_by(other_thread)

@@ -335,7 +335,8 @@ fn reserved(of: i32, wish: i32, flags: u32) -> Result<i32, Errno> {
         }
         IDLE.insert(number);
         crate::descriptor::status_flags(of)?;
-        // The program has lowered the limit by a call that usring did not see.
+        // The program has lowered the kernel's limit by a call that usring did not see. So the
+        // limit counts as not raised.
         RAISED.store(0, Ordering::Relaxed);
     }
     Err(Errno::EMFILE)
@@ -475,7 +476,8 @@ pub fn close(number: i32) -> Result<(), Errno> {
             IDLE.insert(number);
             return Ok(());
         }
-        // The program has lowered the limit by a call that usring did not see.
+        // The program has lowered the kernel's limit by a call that usring did not see. So the
+        // number no longer belongs to the reserve.
         RESERVE.remove(number);
     }
     PRIVATE.remove(number);

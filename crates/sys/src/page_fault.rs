@@ -298,7 +298,7 @@ global_asm!(
     ".globl usring_on_stack",
     ".hidden usring_on_stack",
     ".p2align 4",
-    // rdi function, rsi its argument, rdx top of the stack.
+    // The arguments: rdi a function, rsi the function's argument, rdx the top of the stack.
     "usring_on_stack:",
     ".cfi_startproc",
     "push rbp",

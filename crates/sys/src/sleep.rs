@@ -304,7 +304,8 @@ impl SleepWord {
         self.release_futex(wake)
     }
 
-    /// Returns the word on which futex sleepers sleep, while its value is [`Ticket::futex_value`].
+    /// Returns the futex word. A futex sleeper sleeps on it while it has the value
+    /// [`Ticket::futex_value`].
     pub fn futex(&self) -> &AtomicU32 {
         &self.futex
     }

@@ -221,8 +221,9 @@ global_asm!(
     ".pushsection .text.usring_bare_thread,\"ax\",@progbits",
     ".globl usring_clone, usring_leave",
     ".hidden usring_clone, usring_leave",
-    // rdi flags, rsi stack, rdx thread pointer, rcx entry, r8 argument, r9 mapping, [rsp + 8] its
-    // length, [rsp + 16] address for the thread's id.
+    // The arguments: rdi flags, rsi stack, rdx thread pointer, rcx entry, r8 argument of the entry,
+    // r9 mapping. On the caller's stack: [rsp + 8] the mapping's length, [rsp + 16] address for the
+    // thread's id.
     ".p2align 4",
     "usring_clone:",
     "mov r10, [rsp + 8]",
