@@ -24,9 +24,9 @@ struct PagesToDiscard<'a> {
 }
 
 impl Pager {
-    /// Discards pages, which then hold zeroes. Stops at the first cluster with a page that cannot
-    /// be discarded. Then the pages before that page may be discarded already. Errors: `EBUSY` if a
-    /// page is pinned or was released to the kernel; the kernel's errors.
+    /// Discards pages, which then hold zeroes. Stops at the first page that cannot be discarded.
+    /// Errors: `EBUSY` if that page is pinned or was released to the kernel; the kernel's errors.
+    /// After `EBUSY`, the pages before that page are discarded.
     pub fn discard(&self, pages: Range<usize>) -> Result<(), Errno> {
         let mut page = pages.start;
         while page < pages.end {

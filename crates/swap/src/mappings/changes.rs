@@ -104,9 +104,9 @@ impl Changes<'_> {
         Some(start)
     }
 
-    /// Carries out munmap(2) of whole pages of the region, some of which may not be mapped. Errors:
-    /// the kernel's, for a part that was released to the kernel. The parts before that part are
-    /// unmapped nevertheless.
+    /// Carries out munmap(2) of whole pages of the region, some of which may not be mapped. First
+    /// unmaps the parts that were released to the kernel. Errors: the kernel's, for such a part.
+    /// Then the released parts before it are unmapped, and all other parts stay mapped.
     pub fn unmap(&mut self, range: &Range<usize>) -> Result<(), Errno> {
         self.drop_unpinned_parts();
         let range = self.part_in_region(range);
