@@ -3,8 +3,8 @@
 //!
 //! Linux keeps credentials per thread, and clone(2) copies them to the new thread. [`change`] makes
 //! such a call for a thread of the program, and makes the service threads (threads of usring)
-//! repeat it. So if a program gives up its user or its capabilities, no thread of usring keeps
-//! them. If the program has several threads, their credentials may differ after such a call
+//! repeat it. So if a program gives up its user or its capabilities, no service thread keeps them.
+//! If the program has several threads, their credentials may differ after such a call
 //! ([`may_differ`]).
 //!
 //! Neighbours: `credential_change` has the shared words of the protocol; `own_threads` lists the
