@@ -46,8 +46,23 @@ const HAS_LEFT: u32 = 1 << 31;
 const DRAINING: u32 = 1;
 const REFUSES: u32 = 2;
 
-/// Value of the word at [`UNJOURNALED`] until the process that made the ring has counted those of
-/// its requests that the journal lacks.
+/// First word of a ring's description: a word that no other memory is likely to have, plus the
+/// version of the layout of a ring's memory. A change of that layout raises the version.
+const DESCRIBED: u32 = 0x7573_7200 + 1;
+
+/// The values by which a process finds the parts of a ring that it has not inherited over fork(2).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Description {
+    pub sq_entries: u32,
+    pub cq_entries: u32,
+    /// The flags of io_uring_setup(2).
+    pub flags: u32,
+    /// The ring's number in the process that made it.
+    pub number: u32,
+}
+
+/// Value of the word at [`UNJOURNALED`] until the process that made the ring has counted its
+/// requests that are not in the journal.
 const UNKNOWN: u32 = u32::MAX;
 
 /// The words that the engines of all processes of a ring share.

@@ -66,21 +66,8 @@ pub fn keep_after_fork(numbers: &[i32]) -> bool {
     numbers.len() <= MOST_KEPT_AFTER_FORK
 }
 
-/// The private descriptors that all descendants of this process keep open ([`keep_in_children`]).
-/// An entry is the descriptor number plus one; 0 in an unused entry.
-static KEPT_IN_CHILDREN: [AtomicI32; MOST_KEPT_IN_CHILDREN] = [const { AtomicI32::new(0) }; MOST_KEPT_IN_CHILDREN];
-const MOST_KEPT_IN_CHILDREN: usize = 64;
-
-/// Makes all descendants of this process keep a private descriptor open. The descriptor must never
-/// be closed. Returns `false` if there are too many such descriptors.
-pub fn keep_in_children(number: i32) -> bool {
-    KEPT_IN_CHILDREN
-        .iter()
-        .any(|place| place.compare_exchange(0, number + 1, Ordering::Relaxed, Ordering::Relaxed).is_ok())
-}
-
-/// Closes the private duplicates that a forked child inherited: they would keep the parent's files
-/// open. Leaves the descriptors of [`keep_after_fork`] and [`keep_in_children`] open.
+/// Closes the private duplicates that a forked child inherited, because they would keep the
+/// parent's files open. Descriptors of [`keep_after_fork`] and [`keep_in_children`] stay open.
 pub fn close_private_after_fork() {
     own_numbers::close_after_fork(|number| {
         KEPT_AFTER_FORK.iter().any(|kept| kept.load(Ordering::Relaxed) == number + 1)

@@ -15,8 +15,8 @@ pub const PAGE: usize = 4096;
 pub struct Mapping {
     address: usize,
     length: usize,
-    /// The memfd that holds the memory. `None` if no file is needed, because mremap(2) can map the
-    /// pages a second time.
+    /// The memfd that holds the memory. `None` if no other process has to map the memory by a file,
+    /// and mremap(2) can map the pages a second time.
     file: Option<OwnedDescriptor>,
     /// The last duplicate of pages of this mapping: its address, and the start and end of its pages
     /// in the mapping. Only a hint: the program may have unmapped the duplicate. Two threads that
@@ -35,7 +35,31 @@ impl Mapping {
         Mapping::of_file(memory_file(c"usring", length as u64)?, length)
     }
 
-    /// Maps the first `length` bytes of a memfd. Every process that maps them shares them.
+    /// Maps zeroed pages as [`Mapping::shared`] does. Other processes can map the pages, too, if
+    /// they get the descriptor of their file ([`Mapping::file`]), which all descendants keep open.
+    /// If the process can have no such file, the mapping has none.
+    pub fn reachable(length: usize) -> Result<Mapping, Errno> {
+        let length = length.next_multiple_of(PAGE);
+        match reachable_file(length as u64) {
+            Ok(file) => Mapping::of_file(file, length),
+            Err(_) => Mapping::shared(length),
+        }
+    }
+
+    /// Maps all memory of a file that another process has made for [`Mapping::reachable`]. Before
+    /// that, fixes the file's length.
+    ///
+    /// Errors: `EINVAL` for any other file; those of mmap(2).
+    pub fn reached(file: OwnedDescriptor) -> Result<Mapping, Errno> {
+        seal(file.number())?;
+        let length = width::size(descriptor::identity(file.number())?.size);
+        if length == 0 || !length.is_multiple_of(PAGE) || !descriptor::keep_in_children(file.number()) {
+            return Err(Errno::EINVAL);
+        }
+        Mapping::of_file(file, length)
+    }
+
+    /// Maps the first `length` bytes of a memfd, shared with every process that maps them.
     pub fn of_file(file: OwnedDescriptor, length: usize) -> Result<Mapping, Errno> {
         let length = length.next_multiple_of(PAGE);
         let address = map(length, linux::MAP_SHARED, Some((file.number(), 0)))?;

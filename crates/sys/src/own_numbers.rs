@@ -45,58 +45,8 @@ pub const RESERVED_BASE: i32 = 600;
 /// from [`RESERVED_BASE`] on.
 pub const LEAST_HARD_LIMIT: u64 = RESERVED_BASE as u64 + 8;
 
-/// Upper bound: every descriptor number of usring is below this one.
-const NUMBERS: i32 = 65536;
-
-/// A set of descriptor numbers, as a bitmap. Only the owner of a descriptor number changes the
-/// number's bit.
-struct Numbers([AtomicU64; NUMBERS as usize / 64]);
-
-impl Numbers {
-    const fn none() -> Numbers {
-        Numbers([const { AtomicU64::new(0) }; NUMBERS as usize / 64])
-    }
-
-    fn word(&self, number: i32) -> Option<(&AtomicU64, u64)> {
-        self.0.get(width::index(number) / 64).map(|word| (word, 1 << (number % 64)))
-    }
-
-    #[inline]
-    fn has(&self, number: i32) -> bool {
-        number >= 0 && self.word(number).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
-    }
-
-    fn insert(&self, number: i32) {
-        if let Some((word, bit)) = self.word(number) {
-            word.fetch_or(bit, Ordering::Release);
-        }
-    }
-
-    /// Removes a number from the set. Returns `false` if the number was not in the set, or if
-    /// another thread has removed it.
-    fn remove(&self, number: i32) -> bool {
-        self.has(number)
-            && self.word(number).is_some_and(|(word, bit)| word.fetch_and(!bit, Ordering::Acquire) & bit != 0)
-    }
-
-    /// Returns the numbers in the set from `first` to `last`, in order.
-    fn between(&self, first: u32, last: u32) -> impl Iterator<Item = i32> {
-        let end = (last as usize).saturating_add(1).min(NUMBERS as usize);
-        let words = first as usize / 64..end.div_ceil(64).max(first as usize / 64);
-        let bits = words.flat_map(move |index| {
-            let mut bits = self.0[index].load(Ordering::Relaxed);
-            core::iter::from_fn(move || {
-                let number = (bits != 0).then(|| index * 64 + bits.trailing_zeros() as usize)?;
-                bits &= bits - 1;
-                Some(number)
-            })
-        });
-        bits.filter(move |number| (first as usize..end).contains(number)).map(|number| width::int(number as u64))
-    }
-}
-
-/// Descriptor numbers that are private to usring: those of duplicates and placeholders. The program
-/// is not allowed to use, close or replace them.
+/// Descriptor numbers that are private to usring, of duplicates and placeholders. The program may
+/// not use, close or replace them.
 static PRIVATE: Numbers = Numbers::none();
 /// All numbers of the reserve (usring's numbers above the program's limit). If a duplicate with
 /// such a number is closed, a placeholder replaces it.
@@ -105,8 +55,12 @@ static RESERVE: Numbers = Numbers::none();
 /// replace.
 static IDLE: Numbers = Numbers::none();
 
-/// Whether the host (the code in which the engine runs) has called [`allow_reserve`]. A host that
-/// calls it hides the kernel's limit from the program.
+/// Private numbers whose descriptors every descendant of this process keeps open, until the owner
+/// of the number closes it.
+static KEPT: Numbers = Numbers::none();
+
+/// Whether the host (the code in which the engine runs) has called [`allow_reserve`], because it
+/// hides the kernel's limit from the program.
 static ALLOWED: AtomicBool = AtomicBool::new(false);
 /// The kernel's soft limit of open files, if usring has raised it; otherwise 0.
 pub static RAISED: AtomicU64 = AtomicU64::new(0);

@@ -8,11 +8,15 @@
 //!   number given out. Its descendants inherit the file and its mapping.
 //! - No two processes ever get one number.
 //! - A process locks the byte of the register at its own number by a POSIX record lock (fcntl(2)).
-//!   The kernel releases the lock when the process ends or executes another program. A child does
-//!   not inherit it. So a process is alive while its byte is locked.
-//! - An eventfd belongs to the register, and descendants inherit it, too. To wake all other
-//!   processes, a process writes to it ([`wake_all`]). No process reads it, so its counter only
-//!   grows. Each epoll set that watches it edge-triggered reports each write ([`watch_wake_ups`]).
+//!   The kernel releases the lock when the process ends. If the process executes another program,
+//!   the kernel or that program releases it ([`join`]). A child does not inherit the lock. So a
+//!   process is alive while its byte is locked.
+//! - A process can become a user of another process's register, too ([`join`]). It locks the byte
+//!   at its own number there as well. The numbers of each register begin at another number. So a
+//!   process has one number in all its registers.
+//! - An eventfd belongs to the register, and descendants inherit it, too. A process writes it to
+//!   wake all others ([`wake_all`]). No process reads it, so its counter only grows. Each epoll set
+//!   that watches it edge-triggered reports each write ([`watch_wake_ups`]).
 //! - The sockets by which processes pass files on ([`crate::deposit`]) also belong to the register,
 //!   and so does their lock.
 //!
@@ -40,19 +44,32 @@ pub const ALONE: u32 = 1;
 /// The largest number of a process.
 pub const MOST: u32 = (1 << 29) - 1;
 
-/// Descriptor of the register (the memfd that holds the last number given out), plus 1; 0 before
-/// the register is made. Children inherit the value.
-static REGISTER: AtomicI32 = AtomicI32::new(0);
-/// Descriptor of the eventfd that wakes all processes, plus 1; 0 before the register is made.
-static WAKE_EVENT: AtomicI32 = AtomicI32::new(0);
-/// Address of the last number given out, in the mapping of the register (a memfd). Null before the
-/// register is made.
-static LAST: AtomicPtr<AtomicU64> = AtomicPtr::new(core::ptr::null_mut());
-/// Descriptors of the sockets that pass files on: first the end that receives, then the end that
-/// sends. An entry is the descriptor plus 1; 0 if there are no such sockets.
-static QUEUE: [AtomicI32; 2] = [const { AtomicI32::new(0) }; 2];
-/// This process's view of the lock for the sockets by which processes pass files on.
-static QUEUE_LOCK: PerProcess<ProcessMutex<(), &'static AtomicU32>> = PerProcess::new();
+/// Number of descriptors that belong to a register.
+pub const DESCRIPTORS: usize = 4;
+/// Maximum number of registers that a process uses: that of its own number, and those that it has
+/// joined.
+pub const REGISTERS: usize = 4;
+/// The registers that this process uses, without gaps. The first one gives it its number. For each,
+/// the descriptors that all users of the register have, each plus 1; 0 if there is none:
+///
+/// 1. the register (the memfd that holds the last number given out), set last;
+/// 2. the eventfd that wakes all processes;
+/// 3. the socket that receives files;
+/// 4. the socket that sends files.
+///
+/// Children inherit the values.
+static SHARED: [[AtomicI32; DESCRIPTORS]; REGISTERS] =
+    [const { [const { AtomicI32::new(0) }; DESCRIPTORS] }; REGISTERS];
+/// How the link of each of these descriptors begins in /proc.
+const LINKS: [&[u8]; DESCRIPTORS] = [b"/memfd:usring-processes", b"anon_inode:[eventfd]", b"socket:[", b"socket:["];
+/// For each register, the address of the last number given out, in the mapping of the memfd. Null
+/// before the process uses the register.
+static LAST: [AtomicPtr<AtomicU64>; REGISTERS] = [const { AtomicPtr::new(core::ptr::null_mut()) }; REGISTERS];
+/// This process's views of the locks for the sockets by which processes pass files on.
+static QUEUE_LOCKS: [PerProcess<ProcessMutex<(), &'static AtomicU32>>; REGISTERS] =
+    [const { PerProcess::new() }; REGISTERS];
+/// Number of attempts to find a number that no other process has in any of the registers.
+const ATTEMPTS: usize = 8;
 /// This process's number, once it has one.
 static OWN: PerProcess<u32> = PerProcess::new();
 /// Whether this process shares its parent's descriptor table.
@@ -210,10 +227,11 @@ pub fn join(files: [Option<OwnedDescriptor>; DESCRIPTORS]) -> Result<(), Errno> 
 /// Returns whether the process with this number is alive. The calling process must have a number,
 /// and `number` must be that of another process.
 pub fn is_alive(number: u32) -> bool {
-    let register = REGISTER.load(Ordering::Acquire) - 1;
-    // If fcntl(2) fails, the process counts as alive. Otherwise a lock could be taken over from a
-    // living process.
-    record_lock(register, linux::F_GETLK, number).map(|(kind, _)| kind) != Ok(linux::F_UNLCK)
+    // If fcntl(2) fails, the process counts as alive: a lock must not be taken over from a living
+    // process.
+    let is_locked =
+        |register| record_lock(register, linux::F_GETLK, number).map(|(kind, _)| kind) != Ok(linux::F_UNLCK);
+    registers().any(is_locked)
 }
 
 /// Returns the process id of the process with this number. `None`: that process is not alive, or
