@@ -255,10 +255,9 @@ impl Program {
         let flags = random.of(&[0, 0, u::IORING_SETUP_COOP_TASKRUN, deferred, u::IORING_SETUP_SINGLE_ISSUER])
             | random.of(&[0, u::IORING_SETUP_SUBMIT_ALL, u::IORING_SETUP_NO_SQARRAY]);
         let drains = seed.is_multiple_of(5);
-        // With IO_DRAIN, one call must submit a whole batch, even if one of its requests is
-        // refused. SUBMIT_ALL ensures that. With two calls, the timing of the kernel's task work
-        // would decide whether a drain of the first call still holds back the requests of the
-        // second.
+        // With SUBMIT_ALL, one call submits a whole batch, even if a request is refused. With two
+        // calls, the timing of the kernel's task work would decide whether a drain (IO_DRAIN) of
+        // the first call still holds back the requests of the second.
         let flags = flags | if drains { u::IORING_SETUP_SUBMIT_ALL } else { 0 };
         let entries = 64;
         println!("flags {flags:#x} cq {entries}");

@@ -302,8 +302,7 @@ case!(mask_refused => "
     nowhere = -EFAULT
 ");
 
-/// SIGUSR1 is blocked and pending. io_pgetevents unblocks SIGUSR1 by its signal mask, so the signal
-/// is delivered and ends the call.
+/// The signal mask of io_pgetevents unblocks SIGUSR1. So the pending signal ends the call.
 fn mask_unblocks_a_signal(t: &mut Transcript) {
     let context = Context::new(8);
     drop(signal_soon(0).join());
@@ -353,8 +352,7 @@ case!(two_waiters => "
     waiter = 1
 ");
 
-/// io_getevents can wait for more events than the event ring has slots. Other threads submit
-/// requests during the wait.
+/// io_getevents can wait for more events than the event ring has slots. Other threads submit them.
 fn more_than_there_are_slots(t: &mut Transcript) {
     let context = Context::new(1);
     let (address, slots) = (context.0, context.header().nr as usize);

@@ -367,8 +367,7 @@ case!(scribbled_constants => "
     cqe 5: 0
 ");
 
-/// The program overwrites words of the ring, such as heads, tails and flags. The ring may
-/// misbehave, but the kernel accesses no memory outside of the ring, and a new ring works.
+/// The program overwrites heads, tails and flags of the ring. The kernel accesses no other memory.
 fn scribbled_queue_words(t: &mut Transcript) {
     for scribble in [1, 7, 0x7fff_ffff, u32::MAX] {
         let mut ring = Ring::new(8);
@@ -529,8 +528,7 @@ case!(random_sqes => "
     cqe 1: 0
 ");
 
-/// Returns an SQE of random bits with the opcode `opcode`. Its descriptor number is not open, so
-/// the request reads and writes no file.
+/// Returns an SQE of random bits with this opcode. Its descriptor number is not open.
 fn random_sqe(numbers: &mut Numbers, opcode: u8) -> Sqe {
     Sqe {
         opcode,
@@ -582,8 +580,7 @@ fn ring_memory_as_buffer(t: &mut Transcript) {
     let mut ring = Ring::new(8);
     let file = files::memory_file(&[0x55; 16]);
     let place = ring.entries_address();
-    // The buffer is the end of the ring's last SQE. The seventh request after this one uses that
-    // SQE.
+    // The buffer is the end of the ring's last SQE, which the seventh request after this one uses.
     t.entry(&ring.one(read_at(file.as_raw_fd(), place + 7 * 64 + 48, 16, 0, 1)));
     for user_data in 2..=9 {
         let mut byte = [0u8; 1];

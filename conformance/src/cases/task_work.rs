@@ -36,8 +36,7 @@ case!(default_without_entering => "
     cqe 1: 1
 ");
 
-/// A ring has no setup flags. A thread that makes no system call, and spins on the CQ in memory,
-/// sees the CQE.
+/// On a ring without setup flags, a thread that spins without any system call sees the CQE.
 fn default_woken_by_another_thread(t: &mut Transcript) {
     let (mut ring, _reader, writer) = polling(0);
     let thread = std::thread::spawn(move || {
@@ -104,8 +103,7 @@ case!(deferred_shows_flag => "
     after -
 ");
 
-/// On a ring with DEFER_TASKRUN, queued task work signals the registered eventfd. The CQE is posted
-/// only later.
+/// On a ring with DEFER_TASKRUN, queued task work signals the eventfd before the CQE is posted.
 fn deferred_eventfd_fires(t: &mut Transcript) {
     let (mut ring, _reader, writer) = polling(ring::DEFER);
     let event = files::eventfd(0);
@@ -125,8 +123,7 @@ case!(deferred_eventfd_fires => "
     cqe 1: 1
 ");
 
-/// On a ring with DEFER_TASKRUN, a thread waits for several CQEs. It sleeps until that number of
-/// items of task work is queued.
+/// With DEFER_TASKRUN, a thread that waits for N CQEs sleeps until N items of task work are queued.
 fn deferred_wait_for_several(t: &mut Transcript) {
     let mut ring = Ring::flags(8, ring::DEFER);
     let events: Vec<OwnedFd> = (0..3).map(|_| files::eventfd(0)).collect();
@@ -243,8 +240,7 @@ fn deferred_teardown(t: &mut Transcript) {
 }
 case!(deferred_teardown => "file let go true");
 
-/// On a ring with COOP_TASKRUN, task work runs at the next system call of the thread, whichever
-/// call that is.
+/// On a ring with COOP_TASKRUN, task work runs at the thread's next system call of any kind.
 fn cooperative(t: &mut Transcript) {
     let (mut ring, _reader, writer) = polling(u::IORING_SETUP_COOP_TASKRUN);
     files::put(&writer, b"x");
@@ -420,8 +416,7 @@ case!(deferred_sleeper_in_another_call => "
     count 1
 ");
 
-/// A thread sleeps in read(2) of the eventfd that is registered with the ring. It wakes when a
-/// request completes.
+/// A thread that sleeps in read(2) of the ring's registered eventfd wakes when a request completes.
 fn eventfd_wakes_a_sleeper(t: &mut Transcript) {
     for (name, flags) in INTERRUPTING.into_iter().chain([("deferred", ring::DEFER)]) {
         t.say(name);

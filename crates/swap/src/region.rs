@@ -23,19 +23,18 @@ use usring_sys::paged_memory::Window;
 use usring_sys::sync::{AtomicUsize, Ordering};
 use usring_sys::{Errno, processor, thread, user_memory};
 
-/// Smallest limit on resident memory, in units. Several threads page in memory at the same time,
-/// and this limit leaves room for all their pages.
+/// Smallest limit on resident memory, in units. It leaves room for the pages that several threads
+/// page in at the same time.
 pub const LEAST_LIMIT: usize = 64;
 
 /// Maximum number of bytes that are read ahead by default.
 const READAHEAD: usize = 128 << 10;
-/// Default number of store queues for each processor.
+/// Number of store queues for each processor, by default.
 const QUEUES: usize = 4;
 
 /// Queue pairs for the region's own threads: one for the evictor, one for the reader.
 const OWN_QUEUES: u32 = 2;
-/// Minimum number of queue pairs of a device: one for the evictor, one for the reader, and one for
-/// faulting threads.
+/// Minimum queue pairs of a device: one each for the evictor, the reader, and faulting threads.
 pub const LEAST_QUEUES: u32 = OWN_QUEUES + 1;
 
 /// How the caller uses memory that it pins or keeps resident.
@@ -93,33 +92,31 @@ impl Builder {
         Ok(self)
     }
 
-    /// Sets the source of a vhost-user device's queues. Without a source, `build` fails with
-    /// `EOPNOTSUPP` for such a device.
+    /// Sets the source of a vhost-user device's queues. Without it `build` fails (`EOPNOTSUPP`).
     pub fn supply(mut self, supply: Arc<dyn Supply>) -> Self {
         self.supply = Some(supply);
         self
     }
 
-    /// Uses an open device as the backing store. The device may be smaller than the region. The
-    /// caller guarantees that nothing else uses the device.
+    /// Sets the backing store to an open device, which may be smaller than the region. The caller
+    /// guarantees that nothing else uses the device.
     pub fn device(self, device: Arc<Device>) -> Self {
         self.behind_header(device, 0)
     }
 
-    /// Uses an open device as the backing store. The first slot lies after `header` bytes.
+    /// Sets the backing store to an open device whose first slot lies after `header` bytes.
     pub(crate) fn behind_header(mut self, device: Arc<Device>, header: u64) -> Self {
         self.backing = Backing::Open(device, header);
         self
     }
 
-    /// Sets the mechanism. Default: the first of [`MechanismKind::BY_ITSELF`] that works on this
-    /// system.
+    /// Sets the mechanism. Default: the first of [`MechanismKind::BY_ITSELF`] that works here.
     pub fn mechanism(mut self, mechanism: MechanismKind) -> Self {
         self.mechanism = Some(mechanism);
         self
     }
 
-    /// Sets how many bytes are read ahead at most, for a thread whose faults are sequential. The
+    /// Sets how many bytes are read ahead at most for a thread whose faults are sequential. The
     /// default is 128 KiB; 0 turns read-ahead off.
     pub fn readahead(mut self, bytes: usize) -> Self {
         self.readahead = Some(bytes);
@@ -127,7 +124,7 @@ impl Builder {
     }
 
     /// Sets how many threads can fault at once without sharing a queue pair. The default is four
-    /// for each processor. If the device has fewer queue pairs, the number is lower.
+    /// for each processor. A device with fewer queue pairs lowers the number.
     pub fn queues(mut self, queues: usize) -> Self {
         self.queues = Some(queues.max(1));
         self
@@ -135,21 +132,20 @@ impl Builder {
 
     /// Prepares the region of an unmodified program, which may touch the region inside libc's
     /// malloc. The region lies at `address`, a multiple of 2 MiB where nothing is mapped. Its
-    /// counters are in the file `statistics` (`counters::run`). libc does not know the region's
-    /// threads.
+    /// counters are in the file `statistics` (`counters::run`). libc does not know its threads.
     pub(crate) fn beneath_program(mut self, address: usize, statistics: Option<CString>) -> Self {
         (self.address, self.unknown_threads, self.statistics) = (Some(address), true, statistics);
         self
     }
 
-    /// Makes the region. When the region is dropped, the content of its backing store is lost: only
+    /// Makes the region. The content in its backing store is lost when the region is dropped: only
     /// the region knows which slot belongs to which page.
     ///
     /// Errors:
-    /// - [`Refusal`]: the store cannot be used, or is too small for the region.
+    /// - [`Refusal`]: the store cannot be used, or has no room for all of the region.
     /// - `EINVAL`: no backing store is set, the size is 0, the limit is below 64 pages, or the
     ///   device cannot be written in pages.
-    /// - `EOPNOTSUPP`: no mechanism works on this system.
+    /// - `EOPNOTSUPP`: no mechanism works here.
     /// - `ENOMEM`; the error of opening the device, its queue pairs, or the chosen mechanism.
     pub fn build(self) -> Result<SwapRegion, Refusal> {
         user_memory::install_fault_handler();
@@ -171,8 +167,8 @@ impl Builder {
         }
         let queues = self.queues.unwrap_or_else(|| QUEUES * processor::count() as usize);
         let queues = queues.min(device.geometry().queues.saturating_sub(OWN_QUEUES).max(1) as usize);
-        // The queues of the evictor and of the reader are opened first. The store may then open all
-        // remaining queue pairs of the device.
+        // The queues of the evictor and of the reader are opened first, because the store may open
+        // all remaining queue pairs of the device.
         let evictor = StoreQueue::new(&device, unit)?;
         let reader = StoreQueue::new(&device, run::MOST * unit)?;
         let store = Store::new(device, header, unit, queues, self.unknown_threads)?;
@@ -222,9 +218,8 @@ impl Builder {
                 for kind in MechanismKind::BY_ITSELF {
                     match prepare(kind) {
                         Ok(prepared) => return Ok(prepared),
-                        // If several mechanisms fail, `ENOMEM` is reported in preference to other
-                        // errors. The user can free memory, but cannot add a mechanism to the
-                        // kernel.
+                        // The user can free memory, but cannot add a mechanism to the kernel. So
+                        // `ENOMEM` is reported in preference to other errors.
                         Err(Errno::ENOMEM) => failed = Errno::ENOMEM,
                         Err(_) => {}
                     }
@@ -235,8 +230,7 @@ impl Builder {
     }
 }
 
-/// Returns counters in this process's part of `file`. If that fails, returns counters in this
-/// process's memory.
+/// Returns counters in a part of `file`. If that fails, returns counters in this process's memory.
 pub(crate) fn counters_in(file: Option<&CStr>) -> Result<Counters, Errno> {
     file.and_then(counters::run::take).map_or_else(Counters::new, Ok)
 }
@@ -248,12 +242,12 @@ pub(crate) fn counters_in(file: Option<&CStr>) -> Result<Counters, Errno> {
 /// - **System calls** do not page memory in, except with the mechanism `compat`. They return
 ///   `EFAULT`, or transfer only a part. [`SwapRegion::with_resident`] and [`SwapRegion::pin`] keep
 ///   memory resident for them.
-/// - **A forked child** does not have the memory: a touch ends the child.
+/// - **A forked child** does not have the memory: touching it ends the child.
 /// - **A page that cannot be read back** raises SIGBUS, as a mapped file does. A message on
-///   standard error names the page's slot in the backing store.
+///   standard error names its slot in the backing store.
 ///
-/// A region does not grow. Make it as large as it may ever need to be: pages that were never
-/// touched take neither memory nor room on the device.
+/// A region does not grow. Make it as large as it may become: pages that were never touched take
+/// neither memory nor room on the device.
 ///
 /// Use [`SwapRegion::discard`] for content that is no longer needed, not MADV_DONTNEED.
 /// MADV_DONTNEED does not free slots, and an evicted page comes back with its content.
@@ -263,14 +257,13 @@ pub(crate) fn counters_in(file: Option<&CStr>) -> Result<Counters, Errno> {
 /// handlers of these signals.
 pub struct SwapRegion {
     window: Window,
-    /// Number of pages that have at least one pin.
+    /// Number of pages that are pinned at least once.
     pinned: AtomicUsize,
     registration: Option<Registration>,
     background: Background,
     /// The polling policy of the device. `None` if the region did not open the device itself.
     policy: Option<PolicyWord>,
-    /// The store's file or block device, locked against other processes. `None` if the store has no
-    /// path.
+    /// The store's file or block device, locked against other processes. `None`: it has no path.
     claim: Option<HeldDescriptor>,
     pub(crate) pager: Arc<Pager>,
 }
@@ -383,7 +376,7 @@ impl SwapRegion {
 
     /// Pins a range of bytes, which stays resident until the result is dropped. Errors: those of
     /// [`SwapRegion::pin`], but `ENOMEM` only if more than `most` pages of the region would be
-    /// pinned. `ENXIO` if a page was released to the kernel, or if the program has not mapped it.
+    /// pinned. `ENXIO` if a page is released to the kernel, or the program has not mapped it.
     pub(crate) fn pin_among(&self, range: Range<usize>, access: Access, most: usize) -> Result<Pin<'_>, Errno> {
         let pages = self.pages(&range)?;
         let mut pin = Pin { region: self, pages: pages.start..pages.start };
@@ -394,8 +387,7 @@ impl SwapRegion {
         Ok(pin)
     }
 
-    /// Pins the first page of `pages`. If the page has to be paged in, one request may also page in
-    /// the pages after it.
+    /// Pins the first page of `pages`. The request that pages it in may page in later pages, too.
     fn pin_first(&self, pages: Range<usize>, write: bool, most: usize) -> Result<(), Errno> {
         let index = pages.start;
         let access = PageAccess { write, present: true, fault_slot: page_fault::fault_slot() };
@@ -412,8 +404,7 @@ impl SwapRegion {
                 Pinned::TooOften => return Err(Errno::ENOMEM),
                 Pinned::No(State::Unmanaged) => return Err(Errno::ENXIO),
                 Pinned::No(_) => {
-                    // Signals are blocked, because this thread will own pages. If a signal handler
-                    // touched such a page, this thread would wait for itself.
+                    // Signals are blocked: a handler that touches a page may wait for this thread.
                     let _closed = thread::close_signals();
                     if self.pager.page_in_range(pages.clone(), access) {
                         continue;
@@ -430,8 +421,8 @@ impl SwapRegion {
         }
     }
 
-    /// Unpins a range. For languages that cannot store a [`Pin`], so that the `Pin` of the range
-    /// was forgotten. Errors: `EINVAL` for a range outside the region.
+    /// Unpins a range whose [`Pin`] was forgotten, for languages that cannot store a `Pin`. Errors:
+    /// `EINVAL` for a range outside the region.
     ///
     /// # Panics
     /// If a page of the range is not pinned.
@@ -446,16 +437,15 @@ impl SwapRegion {
         }
     }
 
-    /// Calls `work` with a part of the memory, which stays resident during `work`. For system
-    /// calls, which do not page memory in. Errors: those of [`SwapRegion::pin`].
+    /// Calls `work` with a part of the memory, which stays resident during the call. Use this for
+    /// system calls, which do not page memory in. Errors: those of [`SwapRegion::pin`].
     pub fn with_resident<R>(
         &mut self,
         range: Range<usize>,
         access: Access,
         work: impl FnOnce(&mut [u8]) -> R,
     ) -> Result<R, Errno> {
-        // While a `Pin` exists, the region is borrowed, and `work` could not change its memory. So
-        // the `Pin` is forgotten, and the pages are unpinned after `work`.
+        // A `Pin` would keep the region borrowed, but `work` changes its memory.
         let pages = self.pages(&range)?;
         let pin = self.pin(range.clone(), access)?;
         core::mem::forget(pin);
@@ -464,7 +454,7 @@ impl SwapRegion {
         Ok(result)
     }
 
-    /// Drops the content of whole pages. The pages then hold zeroes. They take no memory and no
+    /// Drops the content of whole pages. The pages then hold zeroes, and take neither memory nor
     /// slots.
     ///
     /// Errors: `EINVAL` for a range that is not whole pages of the region; `EBUSY` at a pinned page
@@ -473,9 +463,8 @@ impl SwapRegion {
         self.discard_shared(range)
     }
 
-    /// Drops the content of whole pages while other threads may use the region. If a thread writes
-    /// to the range meanwhile, its write may be dropped or kept. Errors: those of
-    /// [`SwapRegion::discard`].
+    /// Drops the content of whole pages while other threads may use the region. A concurrent write
+    /// to the range may be dropped or kept. Errors: those of [`SwapRegion::discard`].
     pub fn discard_shared(&self, range: Range<usize>) -> Result<(), Errno> {
         let unit = self.pager.unit();
         let pages = self.pages(&range)?;
@@ -486,8 +475,8 @@ impl SwapRegion {
         self.pager.discard(pages)
     }
 
-    /// Releases whole pages to the kernel with their content. At their addresses, the kernel then
-    /// has ordinary memory. The region's limit no longer counts the pages.
+    /// Releases whole pages to the kernel with their content. Ordinary memory of the kernel takes
+    /// their place. The region's limit no longer counts the pages.
     ///
     /// Errors, after which the pages stay in the region: `EBUSY` if a page is pinned or released
     /// already; `EIO`; `ENOMEM`.
@@ -500,28 +489,27 @@ impl SwapRegion {
         self.pager.set_first_touch(first_touch);
     }
 
-    /// Releases whole pages to the kernel, and discards their content. `act` maps other memory at
-    /// their addresses. Some pages may be released already. Errors, after which no further page is
-    /// released: `EBUSY` if a page is pinned; the error of `act`.
+    /// Releases whole pages to the kernel, and discards their content. `act` maps something else
+    /// there. Some pages may already be released. Errors, after which no further page is released:
+    /// `EBUSY` if a page is pinned; the error of `act`.
     pub(crate) fn replace<R>(&self, range: Range<usize>, act: impl FnOnce() -> Result<R, Errno>) -> Result<R, Errno> {
         self.pager.replace(self.pages(&range)?, act)
     }
 
-    /// Takes pages back into the region that were released to the kernel. They then hold zeroes.
-    /// Errors: `ENOMEM`; `EINVAL` for a page that was not released.
+    /// Takes pages back that were released to the kernel. They then hold zeroes. Errors: `ENOMEM`;
+    /// `EINVAL` for a page that was not released.
     pub(crate) fn reclaim(&self, range: Range<usize>) -> Result<(), Errno> {
         self.pager.reclaim(self.pages(&range)?)
     }
 
-    /// Returns whether the page at a byte offset of the region is resident.
+    /// Returns whether the page at an offset is resident.
     pub(crate) fn is_resident(&self, offset: usize) -> bool {
         self.pager.page(offset / self.pager.unit()).state().is_resident()
     }
 
     /// Declares that only the first `bytes` bytes of the region are in use. Pages after them are
-    /// not evicted. If the extent was never larger, page faults after them are not served. Only one
-    /// thread at a time may call this function. Error, after which the extent is unchanged:
-    /// `ENOMEM`.
+    /// not evicted. Page faults beyond the largest extent ever set are not handled. Only one thread
+    /// may call this at a time. Error, after which the extent is unchanged: `ENOMEM`.
     pub(crate) fn set_extent(&self, bytes: usize) -> Result<(), Errno> {
         self.pager.mechanism.extend(bytes)?;
         self.pager.set_extent(bytes.div_ceil(self.pager.unit()));
@@ -536,8 +524,8 @@ impl SwapRegion {
     }
 
     /// Moves the content of whole pages to pages that hold nothing, from offset `to` on. An evicted
-    /// page is not read from the store for this. A pinned page is copied, and stays. Errors, after
-    /// which nothing has moved: `EBUSY` for a page that was released to the kernel; the kernel's.
+    /// page moves without being read. A pinned page is copied, and stays. Errors, after which
+    /// nothing has moved: `EBUSY` for a page that was released to the kernel; the kernel's.
     pub(crate) fn move_pages(&self, from: Range<usize>, to: usize) -> Result<(), Errno> {
         let unit = self.pager.unit();
         self.pager.move_pages(self.pages(&from)?, to / unit)
@@ -577,8 +565,7 @@ impl Drop for SwapRegion {
         if self.pager.memory.is_ours() {
             self.background.stop();
         } else if let Some(registration) = registration {
-            // This process is a forked child. It has neither the region's threads, nor a
-            // registration of the region's memory that it could end.
+            // A forked child has neither the region's threads nor its memory to unregister.
             registration.forget();
         }
     }

@@ -65,8 +65,7 @@ pub(crate) fn wait(ring: &Arc<Ring>, call: &WaitCall) -> Result<(), Errno> {
     // submits may take longer than the limit, and the caller does not wait for their requests.
     let hurries = call.deadline.is_some() || call.minimum.is_some();
     let (mut polled, mut is_first, mut notifies_tracers) = (false, true, true);
-    // The time at which this wait began, if the wait is for a lone transfer (the only request in
-    // flight: `lone_poll`).
+    // When this wait began, if it is for a lone transfer (the only request in flight: `lone_poll`).
     let mut lone: Option<Ticks> = None;
     let mut rate = CompletionRate::default();
     // How many of the ring's TIMEOUTs had ended when this wait began. `None`: not read yet.
