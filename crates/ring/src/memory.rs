@@ -165,6 +165,9 @@ impl Memory {
             return Err(Errno::EINVAL);
         }
         let description = Control::new(&whole, offset).description().ok_or(Errno::EINVAL)?;
+        if description.flags & (uapi::IORING_SETUP_NO_MMAP | uapi::IORING_SETUP_SQPOLL) != 0 {
+            return Err(Errno::EINVAL);
+        }
         let layout = Layout::checked(description.sq_entries, description.cq_entries, description.flags)?;
         let sqes = layout.sqes_length().next_multiple_of(PAGE);
         let start = offset.checked_sub(sqes + control_offset(&layout)).ok_or(Errno::EINVAL)?;

@@ -203,13 +203,18 @@ pub fn seal(number: i32) -> Result<(), Errno> {
     if width::low(seals) & LENGTH == LENGTH { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
-/// Makes the file of [`Mapping::reachable`], which all descendants of this process keep open.
-fn reachable_file(length: u64) -> Result<OwnedDescriptor, Errno> {
+/// Returns the maximum length of a file that this process may write (RLIMIT_FSIZE). A longer file,
+/// also one in memory, would raise SIGXFSZ.
+pub fn most_file_bytes() -> Result<u64, Errno> {
     let mut limits = [0u64; 2];
     let arguments = [0, u64::from(linux::RLIMIT_FSIZE), 0, &raw mut limits as u64, 0];
     SystemCall::new(linux::__NR_prlimit64, arguments).run()?;
-    // A file longer than that limit would raise SIGXFSZ.
-    if limits[0] < length {
+    Ok(limits[0])
+}
+
+/// Makes the file of [`Mapping::reachable`], which all descendants of this process keep open.
+fn reachable_file(length: u64) -> Result<OwnedDescriptor, Errno> {
+    if most_file_bytes()? < length {
         return Err(Errno::EFBIG);
     }
     let file = sealable_memory_file(c"usring-rings", length)?;

@@ -178,6 +178,11 @@ pub fn uses(file: &FileIdentity) -> bool {
     registers().any(|register| descriptor::identity(register).is_ok_and(same))
 }
 
+/// Returns whether `number` may be the descriptor of a register at position `kind` in `SHARED`.
+pub fn is_descriptor(kind: usize, number: i32) -> bool {
+    LINKS.get(kind).is_some_and(|link| descriptor::is_linked_to(number, link))
+}
+
 /// Makes this process a user of another process's register, which it does not use yet. `files`: the
 /// descriptors, in the order of `SHARED`, private to usring; `None` for each that is missing. After
 /// an execve(2), drops the number that the process had before.
@@ -199,10 +204,10 @@ pub fn join(files: [Option<OwnedDescriptor>; DESCRIPTORS]) -> Result<(), Errno> 
     let free = registers().count();
     let shared = SHARED.get(free).ok_or(Errno::EMFILE)?;
     let [Some(register), Some(_), ..] = &files else { return Err(Errno::EINVAL) };
-    let is_right = |(file, link): (&Option<OwnedDescriptor>, &&[u8])| {
-        file.as_ref().is_none_or(|file| descriptor::is_linked_to(file.number(), link))
+    let is_right = |(kind, file): (usize, &Option<OwnedDescriptor>)| {
+        file.as_ref().is_none_or(|file| is_descriptor(kind, file.number()))
     };
-    if !files.iter().zip(&LINKS).all(is_right) {
+    if !files.iter().enumerate().all(is_right) {
         return Err(Errno::EINVAL);
     }
     mapping::seal(register.number())?;

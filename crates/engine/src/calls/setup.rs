@@ -15,10 +15,9 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use usring_ring::{CompletionQueue, Description, Layout, Memory, SubmissionQueue, layout};
 use usring_sys::mapping::PAGE;
 
-use usring_sys::per_process;
 use usring_sys::queue::{Consumer, queue};
 use usring_sys::syscall::AddressTrust;
-use usring_sys::{Errno, UserAddress, memory_reserve, thread, width};
+use usring_sys::{Errno, UserAddress, memory_reserve, per_process, process_number, thread, width};
 use usring_uapi::io_uring as abi;
 use usring_uapi::io_uring::io_uring_params;
 
@@ -105,7 +104,9 @@ impl Ring {
             host::ring_to_attach_to(params.wq_fd.cast_signed())?;
         }
         let flags = params.flags;
-        if flags & (abi::IORING_SETUP_NO_MMAP | abi::IORING_SETUP_SQPOLL) == 0 {
+        // Other processes could not see that a process without a number is alive.
+        let has_number = ring.process_number() != process_number::ALONE;
+        if has_number && flags & (abi::IORING_SETUP_NO_MMAP | abi::IORING_SETUP_SQPOLL) == 0 {
             ring.control.describe(Description { sq_entries, cq_entries, flags, number: ring.number });
         }
         process_rings::enlist(&ring);

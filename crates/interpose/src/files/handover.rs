@@ -11,14 +11,14 @@
 //! If no ring reaches the next program, this takes one fcntl(2) for each ring, and nothing else.
 
 use crate::files::descriptors;
-use crate::files::numbers::ShortText;
+use crate::files::numbers::{NUMBERS, ShortText};
 use crate::files::places;
 use crate::files::reached::{EVENT_LINK, MEMORY_LINK};
 use crate::process::{self, environment};
 use usring_engine::Place;
 use usring_sys::descriptor::{self, OwnedDescriptor};
 use usring_sys::process_number::{self, DESCRIPTORS, REGISTERS};
-use usring_sys::{Errno, SystemCall, width};
+use usring_sys::{Errno, SystemCall, mapping, width};
 use usring_uapi::general as linux;
 
 /// How the link of the list begins in /proc.
@@ -29,6 +29,8 @@ const FORM: u64 = 0x7573_7269_6e67_0001;
 const HEAD: usize = 1 + REGISTERS * DESCRIPTORS;
 /// Number of words for each descriptor of a ring: its number, with a flag, and the ring's place.
 const ENTRY: usize = 2;
+/// Maximum length of the list in bytes.
+const LONGEST: u64 = (size_of::<u64>() * (HEAD + ENTRY * NUMBERS)) as u64;
 /// Flag above the number: the thread that executes the program is the ring's issuer.
 const ISSUER: u64 = 1 << 32;
 
@@ -64,12 +66,21 @@ impl Handover {
 
     /// Makes an empty list. Its descriptor is not private to usring: a vfork child must not change
     /// the sets of private numbers, which are its parent's.
+    ///
+    /// Errors: `EFBIG` if the list could exceed the limit on file lengths; `ENOENT` without /proc,
+    /// where the next program could not check what it gets.
     fn begin() -> Result<Handover, Errno> {
+        if mapping::most_file_bytes()? < LONGEST {
+            return Err(Errno::EFBIG);
+        }
         let mut registers = [-1; REGISTERS * DESCRIPTORS];
         registers.copy_from_slice(process_number::descriptors().as_flattened());
         let name = c"usring-handover".as_ptr() as u64;
         let number = SystemCall::new(linux::__NR_memfd_create, [name, 0, 0, 0, 0]).run()?;
         let list = OwnedDescriptor::from_raw(width::int(number));
+        if !descriptor::is_linked_to(list.number(), LIST_LINK) {
+            return Err(Errno::ENOENT);
+        }
         let handover = Handover { list, registers, entries: 0 };
         let mut head = [FORM; HEAD];
         head[1..].iter_mut().zip(registers).for_each(|(word, number)| *word = width::word(number));
@@ -143,8 +154,8 @@ pub fn receive(number: i32) {
     if form != FORM {
         return;
     }
-    for register in registers.as_chunks().0 {
-        let files: [_; DESCRIPTORS] = register.map(taken_over);
+    for register in registers.as_chunks::<DESCRIPTORS>().0 {
+        let files: [_; DESCRIPTORS] = core::array::from_fn(|kind| taken_over(kind, register[kind]));
         if files[0].is_some() && process_number::join(files).is_err() {
             return;
         }
@@ -156,10 +167,13 @@ pub fn receive(number: i32) {
     }
 }
 
-/// Makes a descriptor that is open after the exec private to usring. `None`: there is none.
-fn taken_over(number: u64) -> Option<OwnedDescriptor> {
+/// Makes a register's descriptor that is open after the exec private to usring. `None`: there is
+/// none, or the number means another file, because a program without usring was executed in
+/// between. `kind`: the descriptor's position in the register.
+fn taken_over(kind: usize, number: u64) -> Option<OwnedDescriptor> {
     let number = width::int(number);
-    (number > 2 && descriptor::take_over(number).is_ok()).then(|| OwnedDescriptor::from_raw(number))
+    (number > 2 && process_number::is_descriptor(kind, number) && descriptor::take_over(number).is_ok())
+        .then(|| OwnedDescriptor::from_raw(number))
 }
 
 fn receive_ring(number: i32, is_issuer: bool, word: u64) {

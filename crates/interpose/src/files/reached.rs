@@ -20,8 +20,10 @@ use alloc::ffi::CString;
 use alloc::format;
 use alloc::sync::Arc;
 use usring_engine::{Place, Ring};
-use usring_sys::descriptor::{self, OwnedDescriptor, RESERVED_BASE};
+use usring_sys::descriptor::{self, FileIdentity, OwnedDescriptor, RESERVED_BASE};
+use usring_sys::mutex::Mutex;
 use usring_sys::other_process::{Counterpart, descriptor_of};
+use usring_sys::per_process::PerProcess;
 use usring_sys::process_number::{self, DESCRIPTORS, REGISTERS};
 use usring_sys::syscall::PASS_MARK;
 use usring_sys::{Errno, SystemCall, UserAddress, width};
@@ -31,12 +33,24 @@ use usring_uapi::general as linux;
 pub const MEMORY_LINK: &[u8] = b"/memfd:usring-rings";
 pub const EVENT_LINK: &[u8] = b"anon_inode:[eventfd]";
 
+/// Held while a thread of this process takes over a ring. If a thread closed a duplicate of a
+/// register that another thread has just joined, the kernel would release this process's lock in
+/// that register (`sys::process_number`).
+static ENTERING: PerProcess<Mutex<()>> = PerProcess::new();
+
 /// Answers pidfd_getfd(2).
 pub fn get_descriptor(call: &mut Call) -> Outcome {
     let [pidfd, number, ..] = call.arguments;
     let (pidfd, number) = (width::int(pidfd), width::int(number));
     if !process::is_own() {
         return call.pass();
+    }
+    let source = numbers::process_of(pidfd).map(|process| Source { pidfd, process });
+    let _one_at_a_time = ENTERING.get_or_make(|| Mutex::new(())).lock();
+    // The program must not get a register that this process uses: the program's close(2) of it
+    // would release this process's lock.
+    if source.as_ref().is_some_and(|source| source.file(number).is_ok_and(|file| process_number::uses(&file))) {
+        return Err::<u64, _>(Errno::EBADF).into();
     }
     let mut arguments = call.arguments;
     arguments[5] = PASS_MARK;
@@ -47,7 +61,6 @@ pub fn get_descriptor(call: &mut Call) -> Outcome {
     if !descriptor::is_linked_to(taken.number(), EVENT_LINK) {
         return Ok(width::word(taken.into_raw())).into();
     }
-    let source = numbers::process_of(pidfd).map(|process| Source { pidfd, process });
     let entered = source.map_or(Ok(None), |source| source.enter(number, &taken));
     entered.map(|entered| width::word(entered.unwrap_or(taken).into_raw())).into()
 }
@@ -106,14 +119,19 @@ impl Source {
         descriptor::is_linked_to(file.number(), link).then_some(file)
     }
 
+    /// Returns the identity of the file that is open at a number of the other process.
+    fn file(&self, number: i32) -> Result<FileIdentity, Errno> {
+        let path = CString::new(format!("/proc/{}/fd/{number}", self.process)).map_err(|_| Errno::EINVAL)?;
+        descriptor::identity_of_path(linux::AT_FDCWD, UserAddress(path.as_ptr() as u64))
+    }
+
     /// Makes this process a user of a register of the other process. `numbers`: its descriptors
     /// there, each plus 1. Returns whether it is a user now. A descriptor of a register that this
     /// process uses must not be closed, because that would release its lock. So the register is
     /// first looked up by its path.
     fn share_register(&self, numbers: &[u32; DESCRIPTORS]) -> bool {
         let number = |plus_one: u32| plus_one.cast_signed().wrapping_sub(1);
-        let Ok(path) = CString::new(format!("/proc/{}/fd/{}", self.process, number(numbers[0]))) else { return false };
-        match descriptor::identity_of_path(linux::AT_FDCWD, UserAddress(path.as_ptr() as u64)) {
+        match self.file(number(numbers[0])) {
             Ok(file) if process_number::uses(&file) => true,
             Ok(_) => {
                 let take =
@@ -125,7 +143,7 @@ impl Source {
     }
 }
 
-fn is_same(one: Result<descriptor::FileIdentity, Errno>, other: Result<descriptor::FileIdentity, Errno>) -> bool {
+fn is_same(one: Result<FileIdentity, Errno>, other: Result<FileIdentity, Errno>) -> bool {
     matches!((one, other), (Ok(one), Ok(other)) if (one.device, one.inode) == (other.device, other.inode))
 }
 
