@@ -47,7 +47,6 @@ groups! {
     workers clock personality sq_thread iopoll uring_cmd task_work single_issuer shapes readiness descriptor limits fork
     inherited inherited_wait inherited_close inherited_death inherited_cancel inherited_chain inherited_drain
     inherited_overflow inherited_register inherited_multishot inherited_flags inherited_sq_thread inherited_memory inherited_exec
-    inherited_reach
     exec exit signals stress hostile kinds disk direct_io threads
     aio_context aio_moved aio_submit aio_events
     message_ring message_file message_wake epoll_wait socket_command napi rights rights_later

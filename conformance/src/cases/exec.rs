@@ -67,8 +67,6 @@ pub fn child(name: &str, arguments: &[&str]) -> Option<u8> {
             Some(u8::from(!mapped) + 2 * u8::from(!entered))
         }
         "open" => Some(u8::from(files::is_open(number()))),
-        // Uses a ring of which this program has only the descriptor.
-        "reach" => super::inherited_reach::program(arguments.first()?),
         _ => None,
     }
 }

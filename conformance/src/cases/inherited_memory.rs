@@ -125,8 +125,8 @@ case!(copy_of_the_descriptor => "
     cqe 2: 0
 ");
 
-/// Returns a duplicate of descriptor `number` of another process (pidfd_getfd(2)).
-pub fn descriptor_of(process: i32, number: i32) -> OwnedFd {
+/// Returns a duplicate of the descriptor `number` of the process `process`, by pidfd_getfd(2).
+fn descriptor_of(process: i32, number: i32) -> OwnedFd {
     // SAFETY: the calls touch no memory.
     let copy = unsafe {
         let pidfd = libc::syscall(libc::SYS_pidfd_open, process, 0) as i32;

@@ -50,7 +50,6 @@ mod inherited_flags;
 mod inherited_memory;
 mod inherited_multishot;
 mod inherited_overflow;
-mod inherited_reach;
 mod inherited_register;
 mod inherited_sq_thread;
 mod inherited_wait;

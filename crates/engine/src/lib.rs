@@ -42,7 +42,6 @@ mod waiting;
 pub use calls::enter::EnterCall;
 pub use calls::events::{CompletionMode, FileUses, Submission};
 pub use calls::setup;
-pub use calls::sharing::Place;
 pub use completion::event_descriptor::EventDescriptor;
 pub use completion::readiness::{self, clear_emptied_readiness};
 pub use counters::set_statistics;

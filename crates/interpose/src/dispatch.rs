@@ -2,7 +2,7 @@
 //! file.
 
 use crate::call::{Call, Outcome};
-use crate::files::{contexts, descriptor_calls, device_calls, devices, limits, reached, rings};
+use crate::files::{contexts, descriptor_calls, device_calls, devices, limits, rings};
 use crate::program::exec;
 use crate::swap::{fork, functions, guard, mapping_calls, region};
 use crate::{check, faults, filter, process, recording, signals};
@@ -93,7 +93,6 @@ fn serve(call: &mut Call) -> Outcome {
         linux::__NR_dup => descriptor_calls::duplicate(call),
         linux::__NR_fcntl => descriptor_calls::control(call),
         linux::__NR_dup2 | linux::__NR_dup3 => descriptor_calls::duplicate_onto(call),
-        linux::__NR_pidfd_getfd => reached::get_descriptor(call),
         linux::__NR_mmap => descriptor_calls::map(call),
         linux::__NR_epoll_ctl => descriptor_calls::control_epoll(call),
         linux::__NR_getrlimit | linux::__NR_setrlimit | linux::__NR_prlimit64 => limits::serve(call),

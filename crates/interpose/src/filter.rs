@@ -150,7 +150,7 @@ enum FileRule {
 
 /// The rules, in the order in which the filter checks them. The kernel notes which call numbers the
 /// filter always allows, and does not run the filter for them.
-const RULES: [(u32, When); 36] = [
+const RULES: [(u32, When); 35] = [
     (linux::__NR_mmap, When::MapsReserved),
     (linux::__NR_close, When::Reserved(0)),
     (linux::__NR_fcntl, When::DuplicatesReserved),
@@ -188,7 +188,6 @@ const RULES: [(u32, When); 36] = [
     (linux::__NR_landlock_restrict_self, When::Always),
     (linux::__NR_unshare, When::Always),
     (linux::__NR_setns, When::Always),
-    (linux::__NR_pidfd_getfd, When::Always),
 ];
 
 /// The calls that also trap if the run has devices: all calls that move a file's bytes. The filter

@@ -2,7 +2,7 @@
 
 use crate::entry::{breakpoints, own_signal, patch, symbols};
 use crate::files::descriptors::{self, Found};
-use crate::files::{devices, handover, rings};
+use crate::files::{devices, rings};
 use crate::process::{self, counting, environment, stacks};
 use crate::program::unserved::named;
 use crate::runtime::ALLOCATOR;
@@ -150,7 +150,6 @@ fn serve() -> Result<(), &'static str> {
         return Err("io_uring_enter does not reach usring although the kernel accepted the seccomp filter");
     }
     credentials::note_all_changes_pass_here();
-    environment::handed_rings().into_iter().for_each(handover::receive);
     counting::count_for(process::id());
     devices::connect()?;
     faults::connect()?;

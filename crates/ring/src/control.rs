@@ -21,7 +21,6 @@ const MAKER: usize = 24;
 const DRAIN: usize = 28;
 const UNJOURNALED: usize = 32;
 const POLLED: usize = 36;
-const DESCRIPTION: usize = 40;
 const SLEEP: usize = 64;
 const CHANGE_SLOT: usize = 128;
 /// Bytes of all words.
@@ -45,21 +44,6 @@ const HAS_LEFT: u32 = 1 << 31;
 /// Flags in the word at [`DRAIN`]; see [`Control::is_draining`] and [`Control::refuses_drains`].
 const DRAINING: u32 = 1;
 const REFUSES: u32 = 2;
-
-/// First word of a ring's description: a word that no other memory is likely to have, plus the
-/// version of the layout of a ring's memory. A change of that layout raises the version.
-const DESCRIBED: u32 = 0x7573_7200 + 1;
-
-/// The values by which a process finds the parts of a ring that it has not inherited over fork(2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Description {
-    pub sq_entries: u32,
-    pub cq_entries: u32,
-    /// The flags of io_uring_setup(2).
-    pub flags: u32,
-    /// The ring's number in the process that made it.
-    pub number: u32,
-}
 
 /// Value of the word at [`UNJOURNALED`] until the process that made the ring has counted its
 /// requests that are not in the journal.
@@ -110,29 +94,6 @@ impl Control {
         self.maker.store(own, Ordering::Relaxed);
         // A ring that is not enabled has no requests yet, so the journal lacks none.
         self.unjournaled.store(if is_disabled { 0 } else { UNKNOWN }, Ordering::Relaxed);
-    }
-
-    fn description_word(&self, index: usize) -> &AtomicU32 {
-        self.memory.word(self.start + DESCRIPTION + 4 * index)
-    }
-
-    /// Describes the ring for processes that have not inherited it over fork(2).
-    pub fn describe(&self, description: Description) {
-        let Description { sq_entries, cq_entries, flags, number } = description;
-        for (index, value) in [sq_entries, cq_entries, flags, number].into_iter().enumerate() {
-            self.description_word(1 + index).store(value, Ordering::Relaxed);
-        }
-        self.description_word(0).store(DESCRIBED, Ordering::Release);
-    }
-
-    /// Returns the description of the ring, if it has one.
-    pub fn description(&self) -> Option<Description> {
-        if self.description_word(0).load(Ordering::Acquire) != DESCRIBED {
-            return None;
-        }
-        let [sq_entries, cq_entries, flags, number] =
-            [1, 2, 3, 4].map(|index| self.description_word(index).load(Ordering::Relaxed));
-        Some(Description { sq_entries, cq_entries, flags, number })
     }
 
     /// Returns the word of the ring's lock.

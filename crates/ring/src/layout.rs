@@ -82,17 +82,6 @@ impl Layout {
         layout
     }
 
-    /// Returns the layout as [`Layout::new`] does, for numbers that may be wrong.
-    ///
-    /// Error: `EINVAL` if no ring has these numbers of entries.
-    pub fn checked(sq_entries: u32, cq_entries: u32, flags: u32) -> Result<Layout, Errno> {
-        let is_right = |entries: u32, most| entries.is_power_of_two() && entries <= most;
-        if !is_right(sq_entries, ENTRIES_MAX) || !is_right(cq_entries, COMPLETION_ENTRIES_MAX) {
-            return Err(Errno::EINVAL);
-        }
-        Ok(Layout::new(sq_entries, cq_entries, flags))
-    }
-
     /// Returns the layout of a ring whose CQ is an AIO context's ring for `requests` concurrent
     /// requests. The number of slots is that of the kernel on a machine with `processors`
     /// processors. One slot always stays empty. The SQ of such a ring is never used.

@@ -40,7 +40,7 @@ mod wrap;
 
 pub use completion::CompletionQueue;
 #[cfg(not(loom))]
-pub use control::{Control, Description};
+pub use control::Control;
 #[cfg(not(loom))]
 pub use journal::{HeldRequest, Journal, JournalSlot, JournalTimer, OrphanFilter};
 pub use layout::Layout;

@@ -4,7 +4,7 @@
 use crate::backlog;
 use crate::backlog::Area;
 #[cfg(not(loom))]
-use crate::control::{self, Control, Description};
+use crate::control::{self, Control};
 #[cfg(not(loom))]
 use crate::journal::{self, Journal};
 use crate::layout::{self, Layout};
@@ -15,8 +15,7 @@ use core::ops::Range;
 use usring_sys::Errno;
 #[cfg(not(loom))]
 use usring_sys::UserAddress;
-#[cfg(not(loom))]
-use usring_sys::descriptor::OwnedDescriptor;
+#[cfg(loom)]
 use usring_sys::mapping::Mapping;
 #[cfg(not(loom))]
 use usring_sys::mapping::PAGE;
@@ -68,7 +67,7 @@ pub struct Memory {
 /// The pool for the memory of rings. If a ring lies in the program's memory
 /// (`IORING_SETUP_NO_MMAP`), only the words of [`Control`] and all behind them come from the pool.
 #[cfg(not(loom))]
-static POOL: MappingPool = MappingPool::reachable();
+static POOL: MappingPool = MappingPool::new();
 
 /// The pages that replace the program's own memory (`IORING_SETUP_NO_MMAP`). They come from a
 /// separate pool. If the memory of several rings is adjacent in the program, the pages that replace
@@ -147,49 +146,6 @@ impl Memory {
         let sqes = part(lent_sqes, sqes, 0..sqes_end);
         let rings = Arc::new(part(lent_rings, rings, sqes_end..rings_end));
         Ok(Memory::of_parts(rings.clone(), sqes, rings, layout, (Arc::new(words), 0)))
-    }
-
-    /// Finds the memory of a ring that another process has made, in a file of that process
-    /// ([`Memory::place`]). Maps the whole file. Checks all values that it reads there. So the
-    /// parts of the result lie in the file, whatever the file contains.
-    ///
-    /// Errors: `EINVAL` if the place has no ring; those of [`Mapping::reached`].
-    #[cfg(not(loom))]
-    pub fn reach(file: OwnedDescriptor, offset: usize) -> Result<(Memory, Description), Errno> {
-        let mapping = Arc::new(Mapping::reached(file)?);
-        if !offset.is_multiple_of(control::ALIGNMENT) || offset >= mapping.length() {
-            return Err(Errno::EINVAL);
-        }
-        let whole = Arc::new(SharedMemory::part_of(&mapping, 0..mapping.length()));
-        if offset + control::LENGTH > mapping.length() {
-            return Err(Errno::EINVAL);
-        }
-        let description = Control::new(&whole, offset).description().ok_or(Errno::EINVAL)?;
-        if description.flags & (uapi::IORING_SETUP_NO_MMAP | uapi::IORING_SETUP_SQPOLL) != 0 {
-            return Err(Errno::EINVAL);
-        }
-        let layout = Layout::checked(description.sq_entries, description.cq_entries, description.flags)?;
-        let sqes = layout.sqes_length().next_multiple_of(PAGE);
-        let start = offset.checked_sub(sqes + control_offset(&layout)).ok_or(Errno::EINVAL)?;
-        let end = (offset + words_length(&layout)).next_multiple_of(PAGE);
-        if !start.is_multiple_of(PAGE) || end > mapping.length() {
-            return Err(Errno::EINVAL);
-        }
-        let rings = Arc::new(SharedMemory::part_of(&mapping, start + sqes..end));
-        let sqes = Arc::new(SharedMemory::part_of(&mapping, start..start + sqes));
-        let control = (rings.clone(), control_offset(&layout));
-        Ok((Memory { completions: rings.clone(), rings, sqes, layout, control }, description))
-    }
-
-    /// Returns the place at which another process finds the ring's memory by [`Memory::reach`]: a
-    /// descriptor of this process, and the offset in its file. `None` if no other process can map
-    /// the memory.
-    #[cfg(not(loom))]
-    pub fn place(&self) -> Option<(i32, usize)> {
-        let (words, start) = &self.control;
-        self.control().description()?;
-        let mapping = words.mapping()?;
-        Some((mapping.file()?, words.address() + start - mapping.address()))
     }
 
     /// Makes a ring in shared memory of any kind. `sqes` must be as long as `layout` requires.

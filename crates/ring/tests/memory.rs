@@ -2,12 +2,11 @@
 #![cfg(not(loom))]
 
 use std::collections::BTreeSet;
-use usring_ring::{Description, Layout, Memory};
-use usring_sys::descriptor::duplicate_private;
+use usring_ring::{Layout, Memory};
+use usring_sys::UserAddress;
 use usring_sys::mapping::{Mapping, PAGE};
 use usring_sys::process_maps::Maps;
 use usring_sys::user_memory::install_fault_handler;
-use usring_sys::{Errno, UserAddress};
 
 const RINGS: usize = 256;
 /// Maximum number of mappings in which the rings of all tests of this file lie together. The tests
@@ -86,47 +85,4 @@ fn the_programs_duplicates_of_a_ring_are_one_mapping_in_either_order() {
     // Duplicates with adjacent addresses share a mapping. If a mapping of another test lies between
     // two duplicates, they are separate mappings.
     assert!(mappings(duplicates.collect::<Vec<usize>>().into_iter()) <= RINGS + RINGS / 8);
-}
-
-const DESCRIPTION: Description = Description { sq_entries: 64, cq_entries: 128, flags: 0, number: 9 };
-
-/// Reaches the ring at `offset` in the file `memory`, as another process does.
-fn reach(memory: i32, offset: usize) -> Result<(Memory, Description), Errno> {
-    Memory::reach(duplicate_private(memory).unwrap(), offset)
-}
-
-#[test]
-fn another_process_finds_a_ring_at_its_place() {
-    let rings: Vec<Memory> = (0..3).map(|_| Memory::allocate(layout()).unwrap()).collect();
-    let ring = &rings[1];
-    assert_eq!(ring.place(), None, "the ring is not described yet");
-    ring.control().describe(DESCRIPTION);
-    let (file, offset) = ring.place().unwrap();
-    let (reached, description) = reach(file, offset).unwrap();
-    assert_eq!((description, *reached.layout()), (DESCRIPTION, layout()));
-    for (number, (own, other)) in (1..).zip(ring.parts().into_iter().zip(reached.parts())) {
-        assert_eq!(own.length(), other.length());
-        own.write::<u32>(own.length() - 4, number);
-        assert_eq!(other.read::<u32>(other.length() - 4), number);
-    }
-    assert_eq!(reached.rings().word(24).load(std::sync::atomic::Ordering::Relaxed), 64, "the number of SQEs");
-}
-
-#[test]
-fn a_wrong_place_or_description_is_refused() {
-    let ring = Memory::allocate(layout()).unwrap();
-    ring.control().describe(DESCRIPTION);
-    let (file, offset) = ring.place().unwrap();
-    for wrong in [offset + 64, offset - 64, offset + 4, offset + PAGE, 0, usize::MAX - 63, 1 << 40] {
-        assert_eq!(reach(file, wrong).err(), Some(Errno::EINVAL), "{wrong}");
-    }
-    let whole = |entries: u32| Description { sq_entries: entries, cq_entries: entries, ..DESCRIPTION };
-    for entries in [0, 3, 1 << 15, 1 << 16, 1 << 31, u32::MAX] {
-        ring.control().describe(whole(entries));
-        assert_eq!(reach(file, offset).err(), Some(Errno::EINVAL), "{entries} entries");
-    }
-    ring.control().describe(Description { flags: u32::MAX, ..DESCRIPTION });
-    assert_eq!(reach(file, offset).err(), Some(Errno::EINVAL), "other flags move the words");
-    let plain = std::fs::File::open("/proc/self/exe").unwrap();
-    assert!(reach(std::os::fd::AsRawFd::as_raw_fd(&plain), offset).is_err(), "no memfd");
 }

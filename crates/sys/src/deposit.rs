@@ -12,7 +12,6 @@
 //! - A message can only be removed at the front of the queue. So each message before it first moves
 //!   to the end: it is sent again, and then received. If a process dies between these two steps,
 //!   the queue has two copies of that message, and [`take`] ignores the second.
-//! - A process that uses several registers of process numbers deposits files in the queue of each.
 //! - Each of these functions holds the pair's lock (`process_number::queue_lock`). If a process
 //!   dies while it holds the lock, the queue still has only whole messages.
 
@@ -198,14 +197,11 @@ fn stay_at_first(queue: &QueueLock) {
 /// Errors: `EAGAIN` if the queue is full; `ETOOMANYREFS` if the user has too many files in flight
 /// (RLIMIT_NOFILE); `EMFILE` for too many files; `ENXIO` without a queue.
 pub fn put(key: Key, words: [u64; 2], items: &[DepositedFile]) -> Result<(), Errno> {
-    process_number::queues()?.try_for_each(|queue| put_in(&process_number::queue_lock(queue)?, key, words, items))
-}
-
-fn put_in(queue: &QueueLock, key: Key, words: [u64; 2], items: &[DepositedFile]) -> Result<(), Errno> {
     let parts = items.len().div_ceil(FILES_OF_PART).max(1);
     if parts > MOST_PARTS {
         return Err(Errno::EMFILE);
     }
+    let queue = process_number::queue_lock()?;
     for part in 0..parts {
         let first = part * FILES_OF_PART;
         let items = &items[first..items.len().min(first + FILES_OF_PART)];
@@ -214,8 +210,8 @@ fn put_in(queue: &QueueLock, key: Key, words: [u64; 2], items: &[DepositedFile])
         let head = Head { key, part, parts, files: width::count(files.len()), words };
         let mut message = Vec::from(head.encode());
         items.iter().for_each(|item| message.extend(item.words));
-        if let Err(error) = send(queue, &message, &files) {
-            remove(queue, |head| head.key == key);
+        if let Err(error) = send(&queue, &message, &files) {
+            remove(&queue, |head| head.key == key);
             return Err(error);
         }
     }
@@ -227,21 +223,13 @@ fn put_in(queue: &QueueLock, key: Key, words: [u64; 2], items: &[DepositedFile])
 ///
 /// Errors: `EMFILE`; `ENXIO` without a queue.
 pub fn take(key: Key) -> Result<Option<Contents>, Errno> {
-    for queue in process_number::queues()? {
-        if let Some(contents) = take_from(&process_number::queue_lock(queue)?, key)? {
-            return Ok(Some(contents));
-        }
-    }
-    Ok(None)
-}
-
-fn take_from(queue: &QueueLock, key: Key) -> Result<Option<Contents>, Errno> {
-    let heads = heads(queue);
+    let queue = process_number::queue_lock()?;
+    let heads = heads(&queue);
     let (mut found, mut words, mut wanted) = (Vec::new(), None, 1);
-    rewind(queue);
+    rewind(&queue);
     for head in heads {
         let is_next = head.key == key && head.part == found_parts(&words);
-        let message = receive(queue, if is_next { Mode::Peek } else { Mode::PeekWords });
+        let message = receive(&queue, if is_next { Mode::Peek } else { Mode::PeekWords });
         let Some(message) = message else { break };
         if !is_next {
             continue;
@@ -267,8 +255,7 @@ fn found_parts(words: &Option<([u64; 2], u32)>) -> u32 {
 /// Removes all deposits of `object` and `kind`, except the deposit `number`. The kernel closes the
 /// files of a removed deposit, unless a process has taken duplicates.
 pub fn keep_only(Key { object, kind, number }: Key) {
-    for queue in process_number::queues().unwrap_or_default() {
-        let Ok(queue) = process_number::queue_lock(queue) else { continue };
+    if let Ok(queue) = process_number::queue_lock() {
         remove(&queue, |head| head.key.object == object && head.key.kind == kind && head.key.number != number);
     }
 }

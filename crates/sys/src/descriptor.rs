@@ -3,9 +3,7 @@
 
 use crate::mutex::Mutex;
 use crate::own_numbers;
-pub use crate::own_numbers::{
-    RESERVED_BASE, close, has_private, is_private, keep_in_children, leave_to_parent, private_between, take_over,
-};
+pub use crate::own_numbers::{RESERVED_BASE, close, has_private, is_private, leave_to_parent, private_between};
 use crate::per_process::PerProcess;
 use crate::set_once::SetOnce;
 use crate::{Errno, SystemCall, UserAddress, valgrind, width};
@@ -66,24 +64,26 @@ pub fn keep_after_fork(numbers: &[i32]) -> bool {
     numbers.len() <= MOST_KEPT_AFTER_FORK
 }
 
+/// The private descriptors that all descendants of this process keep open ([`keep_in_children`]).
+/// Each number is stored plus one, so that 0 means none.
+static KEPT_IN_CHILDREN: [AtomicI32; MOST_KEPT_IN_CHILDREN] = [const { AtomicI32::new(0) }; MOST_KEPT_IN_CHILDREN];
+const MOST_KEPT_IN_CHILDREN: usize = 64;
+
+/// Makes all descendants of this process keep a private descriptor open. The descriptor must never
+/// be closed. Returns `false` if there are too many such descriptors.
+pub fn keep_in_children(number: i32) -> bool {
+    KEPT_IN_CHILDREN
+        .iter()
+        .any(|place| place.compare_exchange(0, number + 1, Ordering::Relaxed, Ordering::Relaxed).is_ok())
+}
+
 /// Closes the private duplicates that a forked child inherited, because they would keep the
 /// parent's files open. Descriptors of [`keep_after_fork`] and [`keep_in_children`] stay open.
 pub fn close_private_after_fork() {
     own_numbers::close_after_fork(|number| {
-        KEPT_AFTER_FORK.iter().any(|kept| kept.load(Ordering::Relaxed) == number + 1)
+        let mut kept = KEPT_AFTER_FORK.iter().chain(&KEPT_IN_CHILDREN);
+        kept.any(|kept| kept.load(Ordering::Relaxed) == number + 1)
     });
-}
-
-/// Sets whether execve(2) closes a descriptor (fcntl(2)).
-pub fn set_close_on_exec(number: i32, closes: bool) -> Result<(), Errno> {
-    let flags = if closes { u64::from(linux::FD_CLOEXEC) } else { 0 };
-    SystemCall::new(linux::__NR_fcntl, [width::word(number), u64::from(linux::F_SETFD), flags, 0, 0]).run().map(drop)
-}
-
-/// Returns whether execve(2) closes a descriptor. `true` if no file is open at the number.
-pub fn closes_on_exec(number: i32) -> bool {
-    let arguments = [width::word(number), u64::from(linux::F_GETFD), 0, 0, 0];
-    SystemCall::new(linux::__NR_fcntl, arguments).run().map_or(true, |flags| flags & u64::from(linux::FD_CLOEXEC) != 0)
 }
 
 /// Makes a pipe by pipe2(2). Returns its read end and its write end.
@@ -283,12 +283,6 @@ pub(crate) fn link_of(number: i32) -> [u8; 32] {
     let arguments = [path.as_ptr() as u64, link.as_mut_ptr() as u64, link.len() as u64, 0, 0];
     let _ = SystemCall::new(linux::__NR_readlink, arguments).run();
     link
-}
-
-/// Returns whether the target of a descriptor's link in /proc begins with `start`, which has 32
-/// bytes at most.
-pub fn is_linked_to(number: i32, start: &[u8]) -> bool {
-    link_of(number).starts_with(start)
 }
 
 /// Returns whether the file is open with O_DIRECT.

@@ -1,6 +1,6 @@
 //! Makes, duplicates and removes usring's own memory mappings.
 
-use crate::descriptor::{self, OwnedDescriptor};
+use crate::descriptor::OwnedDescriptor;
 use crate::{Errno, SystemCall, UserAddress, user_memory, width};
 use core::ffi::CStr;
 use core::ops::Range;
@@ -15,8 +15,8 @@ pub const PAGE: usize = 4096;
 pub struct Mapping {
     address: usize,
     length: usize,
-    /// The memfd that holds the memory. `None` if no other process has to map the memory by a file,
-    /// and mremap(2) can map the pages a second time.
+    /// The memfd that holds the memory. `None` if mremap(2) can map the pages a second time, so
+    /// that no file is needed.
     file: Option<OwnedDescriptor>,
     /// The last duplicate of pages of this mapping: its address, and the start and end of its pages
     /// in the mapping. Only a hint: the program may have unmapped the duplicate. Two threads that
@@ -33,30 +33,6 @@ impl Mapping {
             return Ok(Mapping { address, length, file: None, last_duplicate: Default::default() });
         }
         Mapping::of_file(memory_file(c"usring", length as u64)?, length)
-    }
-
-    /// Maps zeroed pages as [`Mapping::shared`] does. Other processes can map the pages, too, if
-    /// they get the descriptor of their file ([`Mapping::file`]), which all descendants keep open.
-    /// If the process can have no such file, the mapping has none.
-    pub fn reachable(length: usize) -> Result<Mapping, Errno> {
-        let length = length.next_multiple_of(PAGE);
-        match reachable_file(length as u64) {
-            Ok(file) => Mapping::of_file(file, length),
-            Err(_) => Mapping::shared(length),
-        }
-    }
-
-    /// Maps all memory of a file that another process has made for [`Mapping::reachable`]. Before
-    /// that, fixes the file's length.
-    ///
-    /// Errors: `EINVAL` for any other file; those of mmap(2).
-    pub fn reached(file: OwnedDescriptor) -> Result<Mapping, Errno> {
-        seal(file.number())?;
-        let length = width::size(descriptor::identity(file.number())?.size);
-        if length == 0 || !length.is_multiple_of(PAGE) || !descriptor::keep_in_children(file.number()) {
-            return Err(Errno::EINVAL);
-        }
-        Mapping::of_file(file, length)
     }
 
     /// Maps the first `length` bytes of a memfd, shared with every process that maps them.
@@ -149,11 +125,11 @@ impl Mapping {
     /// there.
     fn map_pages(&self, pages: Range<usize>, address: usize) -> Result<(), Errno> {
         let again = match &self.file {
-            Some(file) if !can_map_twice() => {
+            None => map_again(self.address + pages.start, pages.len(), Some(address)),
+            Some(file) => {
                 let source = Some((file.number(), pages.start));
                 map_at(address, pages.len(), linux::MAP_SHARED | linux::MAP_FIXED, source)
             }
-            _ => map_again(self.address + pages.start, pages.len(), Some(address)),
         };
         again.map(drop)
     }
@@ -177,48 +153,10 @@ pub fn memory_file(name: &CStr, length: u64) -> Result<OwnedDescriptor, Errno> {
 /// Makes a memfd of `length` zero bytes, at a number that is private to usring. Seals the file's
 /// length, so that no process can change it.
 pub fn sealed_memory_file(name: &CStr, length: u64) -> Result<OwnedDescriptor, Errno> {
-    let file = sealable_memory_file(name, length)?;
-    seal(file.number())?;
+    let file = memory_file_with(linux::MFD_ALLOW_SEALING, name, length)?;
+    let seals = u64::from(linux::F_SEAL_SHRINK | linux::F_SEAL_GROW | linux::F_SEAL_SEAL);
+    SystemCall::new(linux::__NR_fcntl, [width::word(file.number()), linux::F_ADD_SEALS.into(), seals, 0, 0]).run()?;
     Ok(file)
-}
-
-/// Makes a memfd of `length` zero bytes, at a number that is private to usring. [`seal`] can fix
-/// its length later.
-pub fn sealable_memory_file(name: &CStr, length: u64) -> Result<OwnedDescriptor, Errno> {
-    memory_file_with(linux::MFD_ALLOW_SEALING, name, length)
-}
-
-/// Fixes the length of a memfd: no process can change it from now on. Any number of processes may
-/// call this function for one file.
-///
-/// Errors: `EINVAL` if the file is no memfd that can be sealed.
-pub fn seal(number: i32) -> Result<(), Errno> {
-    const LENGTH: u32 = linux::F_SEAL_SHRINK | linux::F_SEAL_GROW;
-    let arguments = |command: u32, seals: u32| [width::word(number), command.into(), seals.into(), 0, 0];
-    let added = arguments(linux::F_ADD_SEALS, LENGTH | linux::F_SEAL_SEAL);
-    if SystemCall::new(linux::__NR_fcntl, added).run().is_ok() {
-        return Ok(());
-    }
-    let seals = SystemCall::new(linux::__NR_fcntl, arguments(linux::F_GET_SEALS, 0)).run()?;
-    if width::low(seals) & LENGTH == LENGTH { Ok(()) } else { Err(Errno::EINVAL) }
-}
-
-/// Returns the maximum length of a file that this process may write (RLIMIT_FSIZE). A longer file,
-/// also one in memory, would raise SIGXFSZ.
-pub fn most_file_bytes() -> Result<u64, Errno> {
-    let mut limits = [0u64; 2];
-    let arguments = [0, u64::from(linux::RLIMIT_FSIZE), 0, &raw mut limits as u64, 0];
-    SystemCall::new(linux::__NR_prlimit64, arguments).run()?;
-    Ok(limits[0])
-}
-
-/// Makes the file of [`Mapping::reachable`], which all descendants of this process keep open.
-fn reachable_file(length: u64) -> Result<OwnedDescriptor, Errno> {
-    if most_file_bytes()? < length {
-        return Err(Errno::EFBIG);
-    }
-    let file = sealable_memory_file(c"usring-rings", length)?;
-    if descriptor::keep_in_children(file.number()) { Ok(file) } else { Err(Errno::EMFILE) }
 }
 
 fn memory_file_with(flags: u32, name: &CStr, length: u64) -> Result<OwnedDescriptor, Errno> {

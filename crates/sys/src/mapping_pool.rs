@@ -28,22 +28,13 @@ const LONGEST_MAPPING: usize = 4 << 20;
 const LONGEST_PART: usize = LONGEST_MAPPING / 8;
 
 /// A pool of shared memory.
-pub struct MappingPool {
-    current: PerProcess<Mutex<Current>>,
-    /// Makes a mapping of at least this many bytes.
-    make: fn(usize) -> Result<Mapping, Errno>,
-    /// While no more bytes of the current mapping are handed out, the pool keeps the mapping, even
-    /// if all its parts are dropped.
-    kept: usize,
-}
+pub struct MappingPool(PerProcess<Mutex<Current>>);
 
 /// The mapping from which the pool hands out parts, and the number of bytes handed out so far.
 #[derive(Default)]
 struct Current {
     mapping: Weak<Mapping>,
     used: usize,
-    /// A reference to that mapping, if the pool keeps it.
-    kept: Option<Arc<Mapping>>,
 }
 
 /// A part of a pool's mapping.
@@ -74,46 +65,38 @@ impl Default for MappingPool {
 
 impl MappingPool {
     pub const fn new() -> Self {
-        MappingPool { current: PerProcess::new(), make: Mapping::shared, kept: 0 }
-    }
-
-    /// Makes a pool whose mappings have files, so that other processes can map them
-    /// ([`Mapping::reachable`]). Such a mapping takes several system calls. So the pool keeps it
-    /// for later objects.
-    pub const fn reachable() -> Self {
-        MappingPool { current: PerProcess::new(), make: Mapping::reachable, kept: LONGEST_PART }
+        MappingPool(PerProcess::new())
     }
 
     /// Returns `length` zero bytes of shared memory, rounded up to whole pages.
     ///
-    /// Errors: those of mmap(2) and [`Mapping::set_inherited`].
+    /// Errors: those of [`Mapping::shared`] and [`Mapping::set_inherited`].
     pub fn take(&self, length: usize) -> Result<Part, Errno> {
         let length = length.checked_next_multiple_of(PAGE).ok_or(Errno::ENOMEM)?;
         if length > LONGEST_PART {
-            return Ok(Part { mapping: Arc::new((self.make)(length)?), range: 0..length });
+            return Ok(Part { mapping: Arc::new(Mapping::shared(length)?), range: 0..length });
         }
-        let mut current = self.current.get_or_make(Mutex::default).lock();
+        let mut current = self.0.get_or_make(Mutex::default).lock();
         let known = current.mapping.upgrade();
         let mapping = match &known {
             Some(mapping) if length <= mapping.length() - current.used => mapping.clone(),
             _ => {
                 let grown = known.map_or(0, |full| (2 * full.length()).min(LONGEST_MAPPING));
-                let fresh = Arc::new(self.unused(grown.max(length)).or_else(|_| self.unused(length))?);
-                *current = Current { mapping: Arc::downgrade(&fresh), used: 0, kept: None };
+                let fresh = Arc::new(unused(grown.max(length)).or_else(|_| unused(length))?);
+                *current = Current { mapping: Arc::downgrade(&fresh), used: 0 };
                 fresh
             }
         };
         let range = current.used..current.used + length;
         mapping.set_inherited(range.clone(), true)?;
         current.used = range.end;
-        current.kept = (range.end <= self.kept).then(|| mapping.clone());
         Ok(Part { mapping, range })
     }
+}
 
-    /// Makes a mapping that forked children do not inherit.
-    fn unused(&self, length: usize) -> Result<Mapping, Errno> {
-        let mapping = (self.make)(length)?;
-        mapping.set_inherited(0..mapping.length(), false)?;
-        Ok(mapping)
-    }
+/// Makes a mapping that forked children do not inherit.
+fn unused(length: usize) -> Result<Mapping, Errno> {
+    let mapping = Mapping::shared(length)?;
+    mapping.set_inherited(0..mapping.length(), false)?;
+    Ok(mapping)
 }

@@ -27,9 +27,8 @@
 //! - There is no reserve, because the hard limit is reached or the host does not allow one.
 //! - The program's limit is so high that no program reaches it.
 
-use crate::descriptor::{OwnedDescriptor, duplicate_from, same_file, set_close_on_exec};
+use crate::descriptor::{OwnedDescriptor, duplicate_from, same_file};
 use crate::mutex::Mutex;
-use crate::number_set::{NUMBERS, Numbers};
 use crate::per_process::PerProcess;
 use crate::{Errno, SystemCall, eventfd, width};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
@@ -45,6 +44,55 @@ pub const RESERVED_BASE: i32 = 600;
 /// from [`RESERVED_BASE`] on.
 pub const LEAST_HARD_LIMIT: u64 = RESERVED_BASE as u64 + 8;
 
+/// Upper bound: every descriptor number of usring is below this one.
+const NUMBERS: i32 = 65536;
+
+/// A set of descriptor numbers, as a bitmap. Only the current owner of a number changes its bit.
+struct Numbers([AtomicU64; NUMBERS as usize / 64]);
+
+impl Numbers {
+    const fn none() -> Numbers {
+        Numbers([const { AtomicU64::new(0) }; NUMBERS as usize / 64])
+    }
+
+    fn word(&self, number: i32) -> Option<(&AtomicU64, u64)> {
+        self.0.get(width::index(number) / 64).map(|word| (word, 1 << (number % 64)))
+    }
+
+    #[inline]
+    fn has(&self, number: i32) -> bool {
+        number >= 0 && self.word(number).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
+    }
+
+    fn insert(&self, number: i32) {
+        if let Some((word, bit)) = self.word(number) {
+            word.fetch_or(bit, Ordering::Release);
+        }
+    }
+
+    /// Removes a number from the set. Returns whether this call removed it: `false` if it was not
+    /// in the set.
+    fn remove(&self, number: i32) -> bool {
+        self.has(number)
+            && self.word(number).is_some_and(|(word, bit)| word.fetch_and(!bit, Ordering::Acquire) & bit != 0)
+    }
+
+    /// Returns the numbers in the set from `first` to `last`, in order.
+    fn between(&self, first: u32, last: u32) -> impl Iterator<Item = i32> {
+        let end = (last as usize).saturating_add(1).min(NUMBERS as usize);
+        let words = first as usize / 64..end.div_ceil(64).max(first as usize / 64);
+        let bits = words.flat_map(move |index| {
+            let mut bits = self.0[index].load(Ordering::Relaxed);
+            core::iter::from_fn(move || {
+                let number = (bits != 0).then(|| index * 64 + bits.trailing_zeros() as usize)?;
+                bits &= bits - 1;
+                Some(number)
+            })
+        });
+        bits.filter(move |number| (first as usize..end).contains(number)).map(|number| width::int(number as u64))
+    }
+}
+
 /// Descriptor numbers that are private to usring, of duplicates and placeholders. The program may
 /// not use, close or replace them.
 static PRIVATE: Numbers = Numbers::none();
@@ -54,10 +102,6 @@ static RESERVE: Numbers = Numbers::none();
 /// Numbers of the reserve whose placeholder (a duplicate of an unused eventfd) a new duplicate may
 /// replace.
 static IDLE: Numbers = Numbers::none();
-
-/// Private numbers whose descriptors every descendant of this process keeps open, until the owner
-/// of the number closes it.
-static KEPT: Numbers = Numbers::none();
 
 /// Whether the host (the code in which the engine runs) has called [`allow_reserve`], because it
 /// hides the kernel's limit from the program.
@@ -204,23 +248,6 @@ fn is_still_ours(number: i32) -> bool {
     RESERVE.remove(number);
     PRIVATE.remove(number);
     false
-}
-
-/// Makes all descendants of this process keep a private descriptor open, until its number is
-/// closed. Returns `false` if they cannot, because the number is too high.
-pub fn keep_in_children(number: i32) -> bool {
-    KEPT.insert(number);
-    KEPT.has(number)
-}
-
-/// Makes a descriptor, which this process has inherited over execve(2), private to usring. All
-/// descendants keep it open, and execve(2) closes it.
-///
-/// Errors: `EBADF`; `EMFILE` if the number is too high.
-pub fn take_over(number: i32) -> Result<(), Errno> {
-    set_close_on_exec(number, true)?;
-    make_private(number);
-    if keep_in_children(number) { Ok(()) } else { Err(Errno::EMFILE) }
 }
 
 /// Returns the numbers from `first` to `last` that are private to usring, in order.
@@ -422,7 +449,6 @@ fn borrowed(of: i32, wish: i32, base: i32) -> Result<OwnedDescriptor, Errno> {
 /// Closes one of usring's own descriptors, without a trap by usring's seccomp filter. If its number
 /// is in the reserve, dup3(2) replaces the descriptor by a placeholder.
 pub fn close(number: i32) -> Result<(), Errno> {
-    KEPT.remove(number);
     if RESERVE.has(number) {
         make_private(number);
         let placeholder = PLACEHOLDER.load(Ordering::Relaxed);
@@ -513,13 +539,12 @@ pub fn prepare_table() {
     }
 }
 
-/// Closes the private descriptors that a forked child inherited, except those of
-/// [`keep_in_children`] and those for whose number `keeps` returns `true`. Sets the child's soft
-/// limit to the program's own.
+/// Closes the private descriptors that a forked child inherited, except those for whose number
+/// `keeps` returns `true`. Sets the child's soft limit to the program's own.
 pub fn close_after_fork(keeps: impl Fn(i32) -> bool) {
     let mut run = 0..0;
     for number in PRIVATE.between(0, u32::MAX) {
-        if KEPT.has(number) || keeps(number) || !is_private(number) {
+        if keeps(number) || !is_private(number) {
             continue;
         }
         PRIVATE.remove(number);
@@ -544,7 +569,11 @@ pub fn leave_to_parent() {
 fn forget_reserve() {
     with_own_limit();
     for numbers in [&RESERVE, &IDLE] {
-        numbers.clear();
+        numbers
+            .0
+            .iter()
+            .filter(|word| word.load(Ordering::Relaxed) != 0)
+            .for_each(|word| word.store(0, Ordering::Relaxed));
     }
     PLACEHOLDER.store(-1, Ordering::Relaxed);
 }

@@ -2,10 +2,7 @@
 
 use crate::descriptor::OwnedDescriptor;
 use crate::{Errno, SystemCall, width};
-use alloc::ffi::CString;
-use alloc::format;
 use alloc::vec::Vec;
-use core::ffi::CStr;
 use core::ops::Range;
 use linux_raw_sys::general as linux;
 
@@ -69,16 +66,7 @@ impl SharedCheck {
 impl Maps {
     /// Opens the list of mappings. `None` if there is no /proc, or no free descriptor.
     pub fn open() -> Option<Maps> {
-        Maps::at(c"/proc/self/maps")
-    }
-
-    /// Opens the list of another process's mappings. `None` if this process may not see it.
-    pub fn of(process: u32) -> Option<Maps> {
-        Maps::at(&CString::new(format!("/proc/{process}/maps")).ok()?)
-    }
-
-    fn at(path: &CStr) -> Option<Maps> {
-        let path = path.as_ptr() as u64;
+        let path = c"/proc/self/maps".as_ptr() as u64;
         let flags = u64::from(linux::O_RDONLY | linux::O_CLOEXEC);
         let number =
             SystemCall::new(linux::__NR_openat, [width::word(linux::AT_FDCWD), path, flags, 0, 0]).run().ok()?;

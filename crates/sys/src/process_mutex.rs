@@ -32,8 +32,6 @@ use core::ops::{Deref, DerefMut};
 const HELD: u32 = 1 << 30;
 const CONTENDED: u32 = 1 << 31;
 const NUMBER: u32 = (1 << 29) - 1;
-/// Number that no process has.
-const NOBODY: u32 = 0;
 
 /// Number of attempts to acquire the lock before the thread sleeps in the kernel. All attempts
 /// together take about as long as a sleep on the futex and its wake-up.
@@ -84,17 +82,11 @@ impl<T, W: Deref<Target = AtomicU32>> ProcessMutex<T, W> {
     /// Makes a mutex on a word that no other process uses yet.
     pub fn new(word: W, own: u32, is_alive: IsAlive, value: T) -> Self {
         word.store(own, Ordering::Relaxed);
-        Self::view(word, own, is_alive, value)
+        Self::join(word, own, is_alive, value)
     }
 
-    /// Makes this process's view of a mutex on a word that other processes use. The first lock by
-    /// this view calls `catch_up`, even if this process held the lock last, by an earlier view.
+    /// Makes this process's view of a mutex on a word that other processes use.
     pub fn join(word: W, own: u32, is_alive: IsAlive, value: T) -> Self {
-        let _ = word.compare_exchange(own, NOBODY, Ordering::Relaxed, Ordering::Relaxed);
-        ProcessMutex::view(word, own, is_alive, value)
-    }
-
-    fn view(word: W, own: u32, is_alive: IsAlive, value: T) -> Self {
         debug_assert!(own & !NUMBER == 0, "the number of a process has 29 bits");
         ProcessMutex { word, own, is_alive, value: UnsafeCell::new(value) }
     }

@@ -80,43 +80,6 @@ fn a_child_has_only_the_parts_from_before_the_fork() {
     assert_eq!(status, 0);
 }
 
-#[test]
-fn a_reachable_pool_keeps_a_short_mapping_for_the_next_parts() {
-    static POOL: MappingPool = MappingPool::reachable();
-    let mut addresses: Vec<usize> = (0..100).map(|_| address(&POOL.take(PAGE).unwrap())).collect();
-    let mappings: std::collections::BTreeSet<i32> =
-        (0..100).map(|_| POOL.take(PAGE).unwrap().mapping.file().unwrap()).collect();
-    assert!(mappings.len() <= 8, "the parts lie in few mappings: {mappings:?}");
-    addresses.sort_unstable();
-    addresses.dedup();
-    assert_eq!(addresses.len(), 100, "a part is handed out once");
-}
-
-/// RLIMIT_FSIZE limits the length of files, also of those in memory. A process that exceeds it is
-/// killed by SIGXFSZ.
-#[test]
-fn a_reachable_mapping_has_a_file_if_the_limit_allows_one() {
-    static POOL: MappingPool = MappingPool::reachable();
-    let part = POOL.take(PAGE).unwrap();
-    let file = part.mapping.file().expect("other processes can map the part");
-    assert_eq!(usring_sys::descriptor::identity(file).unwrap().size as usize, part.mapping.length());
-    assert!(usring_sys::descriptor::is_private(file));
-    // SAFETY: the child has one thread, and ends by _exit.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        let limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        // SAFETY: the call reads `limit`, and changes only the limit of this process.
-        let limited = unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &limit) } == 0;
-        let right = limited && POOL.take(PAGE).is_ok_and(|part| part.mapping.file().is_none());
-        // SAFETY: the call ends the child.
-        unsafe { libc::_exit(i32::from(!right)) };
-    }
-    let mut status = -1;
-    // SAFETY: the call waits for this test's child, and writes to `status`.
-    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-    assert_eq!(status, 0);
-}
-
 /// Returns whether the page at `address` is mapped.
 fn is_mapped(address: usize) -> bool {
     let mut resident = 0u8;

@@ -6,4 +6,4 @@ pub mod enter;
 pub mod events;
 mod register;
 pub mod setup;
-pub mod sharing;
+mod sharing;

@@ -2,7 +2,7 @@
 
 use crate::completion::observation;
 use crate::counters::RingCounters;
-use crate::driving::{ended, ring_watcher, sq_thread, task_work, wait};
+use crate::driving::{ring_watcher, sq_thread, task_work, wait};
 use crate::host;
 use crate::request::Request;
 use crate::ring::{Queues, Ring, RingState};
@@ -12,12 +12,13 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicU32, Ordering};
-use usring_ring::{CompletionQueue, Description, Layout, Memory, SubmissionQueue, layout};
+use usring_ring::{CompletionQueue, Layout, Memory, SubmissionQueue, layout};
 use usring_sys::mapping::PAGE;
 
+use usring_sys::per_process;
 use usring_sys::queue::{Consumer, queue};
 use usring_sys::syscall::AddressTrust;
-use usring_sys::{Errno, UserAddress, memory_reserve, per_process, process_number, thread, width};
+use usring_sys::{Errno, UserAddress, memory_reserve, thread, width};
 use usring_uapi::io_uring as abi;
 use usring_uapi::io_uring::io_uring_params;
 
@@ -103,12 +104,6 @@ impl Ring {
             // attached here: only the descriptor is checked.
             host::ring_to_attach_to(params.wq_fd.cast_signed())?;
         }
-        let flags = params.flags;
-        // Other processes could not see that a process without a number is alive.
-        let has_number = ring.process_number() != process_number::ALONE;
-        if has_number && flags & (abi::IORING_SETUP_NO_MMAP | abi::IORING_SETUP_SQPOLL) == 0 {
-            ring.control.describe(Description { sq_entries, cq_entries, flags, number: ring.number });
-        }
         process_rings::enlist(&ring);
         params.sq_entries = sq_entries;
         params.cq_entries = cq_entries;
@@ -150,12 +145,7 @@ impl Ring {
             }
             _ => return Err(Errno::ENOMEM),
         };
-        let address = memory.duplicate(length, behind)?;
-        if self.is_adopted() {
-            // The program is about to look at the CQ. Processes that have ended leave no requests.
-            ended::complete_at_once(self);
-        }
-        Ok(address)
+        memory.duplicate(length, behind)
     }
 
     /// Returns the distance of the CQ's tail from the start of the memory that the program maps at

@@ -1,8 +1,5 @@
-//! Rings that several processes use:
-//!
-//! - how a forked child begins to use an inherited ring;
-//! - how another process begins to use a ring of which it has a descriptor;
-//! - how a process stops using a ring that others still use.
+//! Rings that several processes use: how a forked child begins to use an inherited ring, and how a
+//! process stops using a ring that others still use.
 
 use super::setup::new_state;
 use crate::driving::ring_watcher;
@@ -11,22 +8,9 @@ use crate::waiting::tasks::tasks;
 use crate::waiting::{left_rings, process_rings};
 use alloc::sync::Arc;
 use core::sync::atomic::Ordering;
-use usring_ring::Memory;
-use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::queue::queue;
 use usring_sys::{Errno, eventfd, memory_reserve, per_process};
 use usring_uapi::io_uring as abi;
-
-/// Where another process finds a ring ([`Ring::place`]).
-#[derive(Clone, Copy, Debug)]
-pub struct Place {
-    /// Descriptor of the file that has the ring's memory, and the ring's offset in it.
-    pub memory: i32,
-    pub offset: usize,
-    /// Descriptor of the eventfd that wakes the ring watcher of the process that made the ring; −1
-    /// if there is none.
-    pub watcher: i32,
-}
 
 impl Ring {
     /// Makes this process's `Ring` for a ring that it has inherited over fork(2). `inherited` is
@@ -44,68 +28,17 @@ impl Ring {
         let (task_work, consumer) = queue();
         let state = new_state(consumer, &inherited.memory);
         let ring = Arc::new(Ring::inherited_from(inherited, task_work, state)?);
-        ring.begin_sharing(OTHER_PROCESS);
-        Ok(ring)
-    }
-
-    /// Returns the place at which other processes can reach this ring ([`Ring::reach`]). `None`:
-    /// they cannot, because the ring is in the program's own memory, or has an SQ thread.
-    pub fn place(&self) -> Option<Place> {
-        let (memory, offset) = self.memory.place()?;
-        Some(Place { memory, offset, watcher: self.creators_watcher })
-    }
-
-    /// Makes this process's `Ring` for a ring of another process, of which this process has a
-    /// descriptor but no memory. `memory` and `watcher`: duplicates of the descriptors in the
-    /// ring's [`Place`], private to usring. `issuer`: the thread pointer of the ring's issuer, if
-    /// that is a thread of this process, from before an execve(2). Acquires no ring's lock.
-    ///
-    /// Errors: `EINVAL` if the place has no ring; `EOWNERDEAD` if this process cannot use the ring;
-    /// `ENOMEM`; the errors of starting a thread.
-    pub fn reach(
-        memory: OwnedDescriptor,
-        offset: usize,
-        watcher: Option<OwnedDescriptor>,
-        issuer: Option<usize>,
-    ) -> Result<Arc<Ring>, Errno> {
-        memory_reserve::check()?;
-        per_process::prepare()?;
-        if process_rings::has_ring_at(&memory, offset) {
-            return Err(Errno::EOWNERDEAD);
-        }
-        let (memory, description) = Memory::reach(memory, offset)?;
-        ring_watcher::start()?;
-        ring_watcher::follow_wake_ups();
-        let (task_work, consumer) = queue();
-        let state = new_state(consumer, &memory);
-        let ring = Arc::new(Ring::reached_at(memory, description, watcher, task_work, state)?);
-        ring.begin_sharing(issuer.unwrap_or(OTHER_PROCESS));
-        Ok(ring)
-    }
-
-    /// Makes this process a user of a ring that another process has made. `issuer`: the ring's
-    /// issuer, if it has one and is enabled.
-    fn begin_sharing(self: &Arc<Self>, issuer: usize) {
-        let ring = self;
         if ring.has(abi::IORING_SETUP_SINGLE_ISSUER) && !ring.is_disabled() {
-            ring.issuer.store(issuer, Ordering::Relaxed);
+            ring.issuer.store(OTHER_PROCESS, Ordering::Relaxed);
         }
         let has_leader = ring.control.sharing().join(&ring.wakers.sleep);
         if has_leader || !ring.control.maker_takes_part() {
             eventfd::signal(ring.creators_watcher);
         }
-        process_rings::enlist(ring);
+        process_rings::enlist(&ring);
         ring.await_registrations();
         ring.await_maker();
-    }
-
-    /// Publishes this process's registrations for the program that it is about to execute, and
-    /// which the ring reaches.
-    pub fn publish_for_next_program(self: &Arc<Self>) {
-        if let Some(mut locked) = self.lock_in_time() {
-            self.publish_registrations(&mut locked);
-            locked.release(Exit::Leave);
-        }
+        Ok(ring)
     }
 
     /// Called when this process is about to execute a program. The kernel cancels the requests of a

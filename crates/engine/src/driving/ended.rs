@@ -90,14 +90,8 @@ fn complete_known(locked: &mut LockedRing, has_orphans: bool) -> bool {
 #[cold]
 #[inline(never)]
 pub(crate) fn complete_for_lost_thread(ring: &Arc<Ring>) {
-    ring.memory().set_flag(usring_ring::flags::NEED_WAKEUP);
-    complete_at_once(ring);
-}
-
-/// Completes the requests of processes that have ended, for a caller that holds no ring's lock.
-#[cold]
-pub(crate) fn complete_at_once(ring: &Arc<Ring>) {
     let mut locked = ring.lock();
+    locked.queues.sq.need_wakeup();
     if ring.is_shared() && complete(&mut locked) {
         locked.finish_batch();
     }

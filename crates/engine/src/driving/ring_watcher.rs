@@ -59,13 +59,6 @@ pub(crate) fn start() -> Result<(), Errno> {
     tasks().start_for_ring(&SERVICE)
 }
 
-/// Makes the ring watcher follow the wake-ups of a register of process numbers that this process
-/// has joined.
-pub(crate) fn follow_wake_ups() {
-    let watcher = watcher().lock().clone();
-    watcher.iter().for_each(|watcher| _ = process_number::watch_wake_ups(&watcher.set, CALLED_BY_PROCESS));
-}
-
 fn prepare(mailbox: &Arc<Mailbox>) -> Result<Action, Errno> {
     let watcher = Arc::new(Watcher {
         set: Epoll::new()?,

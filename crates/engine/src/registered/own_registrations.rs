@@ -20,8 +20,7 @@ pub(crate) struct OwnRegistrations {
 }
 
 impl OwnRegistrations {
-    /// Makes the record of a process that has inherited none of the registrations: the process that
-    /// made the ring, or one that has reached the ring by a descriptor. `own`: its number.
+    /// Makes the record of the process that made the ring. `own`: the process's number.
     pub fn of_maker(own: u32) -> OwnRegistrations {
         OwnRegistrations { own, ..OwnRegistrations::default() }
     }

@@ -30,9 +30,8 @@ use crate::waiting::watcher_entry::WatcherEntry;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
-use usring_ring::{Control, Description, Journal, Memory, Registrations};
+use usring_ring::{Control, Journal, Memory, Registrations};
 use usring_sys::Errno;
-use usring_sys::descriptor::OwnedDescriptor;
 use usring_sys::epoll::Epoll;
 use usring_sys::mutex::Mutex;
 use usring_sys::process_mutex::ProcessMutex;
@@ -85,8 +84,7 @@ pub struct Ring {
     pub(crate) expected_requests: u32,
     /// The process that made this `Ring` value and uses it.
     process: &'static Process,
-    /// Another process made the io_uring instance. This process adopted it after a fork(2), or
-    /// reached it by a descriptor.
+    /// Another process made the io_uring instance, and this process adopted it after a fork(2).
     is_adopted: bool,
     /// Whether a driver of this process has noticed that several processes use the ring: see
     /// `waiting::process_rings`.
@@ -97,9 +95,6 @@ pub struct Ring {
     /// Descriptor number of the eventfd that wakes the ring watcher of the process that made the
     /// ring. Children inherit the descriptor. −1: the children cannot wake that ring watcher.
     pub(crate) creators_watcher: i32,
-    /// Owner of the descriptor `creators_watcher`, if this process has reached the ring through
-    /// another one's descriptors.
-    pub(crate) _own_watcher: Option<OwnedDescriptor>,
     /// An epoll set that shows whether a process has a descriptor of the ring, after this process
     /// has closed its own descriptor: see `waiting::left_rings`.
     pub(crate) witness: Mutex<Option<Epoll>>,
@@ -148,30 +143,6 @@ impl Ring {
         })
     }
 
-    /// Makes this process's `Ring` for an io_uring instance that another process has made, and of
-    /// which this process has a descriptor. `watcher`: the eventfd that wakes the ring watcher of
-    /// the process that made the ring, if there is one.
-    ///
-    /// Error: `EOWNERDEAD` if this process cannot share rings.
-    pub(crate) fn reached_at(
-        memory: Memory,
-        description: Description,
-        watcher: Option<OwnedDescriptor>,
-        task_work: Queue<Request>,
-        state: RingState,
-    ) -> Result<Ring, Errno> {
-        let own = process_number::own().map_err(|_| Errno::EOWNERDEAD)?;
-        let state = ProcessMutex::join(memory.control().lock(), own, process_number::is_alive, state);
-        Ok(Ring {
-            number: description.number,
-            creators_watcher: watcher.as_ref().map_or(-1, OwnedDescriptor::number),
-            _own_watcher: watcher,
-            is_adopted: true,
-            own_registrations: OwnRegistrations::of_maker(own),
-            ..Ring::with_state(description.flags, memory, task_work, state)
-        })
-    }
-
     fn with_state(
         flags: u32,
         memory: Memory,
@@ -201,7 +172,6 @@ impl Ring {
             takes_part: AtomicBool::new(false),
             seen_notices: AtomicU32::new(0),
             creators_watcher: -1,
-            _own_watcher: None,
             witness: Mutex::new(None),
             state,
         }
@@ -306,11 +276,6 @@ impl Ring {
         // another process enabled the ring, so the calling thread is not the issuer.
         let is_unknown = issuer == 0 && self.is_disabled();
         self.has(abi::IORING_SETUP_SINGLE_ISSUER) && issuer != thread::current().0 && !is_unknown
-    }
-
-    /// Returns whether the calling thread is the only one that may submit to the ring.
-    pub fn is_issued_here(&self) -> bool {
-        self.has(abi::IORING_SETUP_SINGLE_ISSUER) && self.issuer.load(Ordering::Relaxed) == thread::current().0
     }
 
     /// Returns this process's number (`sys::process_number`), which identifies the process in the

@@ -15,7 +15,6 @@ use crate::ring::{LockedRing, Queues, Ring, RingState, Waiting};
 use alloc::sync::{Arc, Weak};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
-use usring_sys::descriptor::{self, OwnedDescriptor};
 use usring_sys::mutex::Mutex;
 use usring_sys::per_process::PerProcess;
 use usring_sys::process_number;
@@ -29,19 +28,6 @@ pub(crate) fn enlist(ring: &Arc<Ring>) {
         rings.retain(|ring| ring.strong_count() > 0);
     }
     rings.push(Arc::downgrade(ring));
-}
-
-/// Returns whether this process has a `Ring` for the ring at `offset` in a file of memory.
-pub(crate) fn has_ring_at(memory: &OwnedDescriptor, offset: usize) -> bool {
-    let identity = |number| descriptor::identity(number).map(|file| (file.device, file.inode)).ok();
-    let wanted = identity(memory.number());
-    let is_there = |ring: &Arc<Ring>| {
-        let place = ring.memory.place();
-        place.is_some_and(|(file, at)| at == offset && identity(file) == wanted)
-    };
-    // A ring must not be dropped while the list is locked. So the rings are checked in a copy.
-    let rings = RINGS.get().map(|rings| rings.lock().iter().filter_map(Weak::upgrade).collect());
-    rings.is_some_and(|rings: Vec<_>| rings.iter().any(is_there))
 }
 
 /// Returns the shared rings for which `is_concerned` returns true.

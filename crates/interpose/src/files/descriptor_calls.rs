@@ -144,11 +144,10 @@ fn duplicate_from(call: &mut Call, number: i32, lowest: i32, close_on_exec: bool
         let duplicate = duplicate_reserved(number, lowest, close_on_exec);
         return duplicate.map(|duplicate| width::word(devices::give_to_program(duplicate))).into();
     }
-    // A vfork child must not begin to use a ring in its parent's memory.
+    let Some(file) = descriptors::get(number) else { return call.pass() };
     if !process::is_own() {
         return call.pass();
     }
-    let Some(file) = descriptors::get(number) else { return call.pass() };
     let duplicate = duplicate_reserved(number, lowest, close_on_exec).and_then(|duplicate| {
         descriptors::insert(duplicate.number(), file)?;
         Ok(width::word(duplicate.into_raw()))
@@ -166,12 +165,9 @@ pub fn duplicate_onto(call: &mut Call) -> Outcome {
         // `new` is a private number of usring's, usring answers EBUSY as well.
         return Err::<u64, _>(if descriptor::is_private(old) { Errno::EBADF } else { Errno::EBUSY }).into();
     }
-    // A vfork child must not begin to use a ring in its parent's memory.
-    if old == new || !process::is_own() {
-        return call.pass();
-    }
     let file = descriptors::get(old);
-    if file.is_none() && !descriptors::is_known(new) && !may_be_device(new) {
+    let concerned = file.is_some() || descriptors::is_known(new) || may_be_device(new);
+    if old == new || !concerned || !process::is_own() {
         return call.pass();
     }
     note_close(descriptors::get(new).as_deref(), new);

@@ -9,11 +9,10 @@
 //!
 //! A forked child inherits the table with its parent's entries, and marks them
 //! ([`reset_in_child`]). A ring that the child does not use costs it nothing else. The first call
-//! on such a ring makes the child's own [`File`] ([`adopt`]). So does the first call on a ring that
-//! reaches this process by its descriptor alone ([`reached`], [`crate::files::handover`]).
+//! on such a ring makes the child's own [`File`] ([`adopt`]).
 
+use crate::files::devices;
 use crate::files::numbers::{NUMBERS, duplicate_reserved, end_inside, eventfd_id};
-use crate::files::{devices, places, reached};
 use crate::process;
 use alloc::sync::Arc;
 use core::mem::ManuallyDrop;
@@ -22,7 +21,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsiz
 use usring_engine::Ring;
 use usring_sys::descriptor::{self, OwnedDescriptor, RESERVED_BASE};
 use usring_sys::mutex::Mutex;
-use usring_sys::{Errno, eventfd, hazard, thread, width};
+use usring_sys::{Errno, eventfd, hazard, width};
 use usring_uapi::io_uring as abi;
 
 /// Bit that marks the table entry of an inherited ring. The other bits are the address of the
@@ -30,17 +29,8 @@ use usring_uapi::io_uring as abi;
 /// frees that `File`.
 const INHERITED: usize = 1;
 
-/// Bit of an entry that is no address: the ring has reached this process by its descriptor, and its
-/// place is in the table of places ([`places`]).
-const REACHED: usize = 2;
-/// Bit beside `REACHED`: the ring's issuer is the first thread of this process, which made the ring
-/// before it executed this program.
-const ISSUER: usize = 4;
-/// Bits of entries for which this process has no [`File`] yet.
-const MARKS: usize = INHERITED | REACHED;
-
-/// Each table entry is 0, an `Arc<File>` from `into_raw`, a parent's `File` with the bit
-/// `INHERITED`, or `REACHED`.
+/// Each table entry is 0, an `Arc<File>` from `into_raw`, or a parent's `File` with the bit
+/// `INHERITED`.
 static TABLE: [AtomicUsize; NUMBERS] = [const { AtomicUsize::new(0) }; NUMBERS];
 
 /// The highest descriptor number that a ring ever had, plus 1.
@@ -51,13 +41,8 @@ static USED_END: AtomicI32 = AtomicI32::new(0);
 pub static LOW_ALIASES: AtomicU32 = AtomicU32::new(0);
 
 /// Number of rings whose descriptors do not show the rings' readiness yet, plus the number of
-/// table entries for which this process has no `File` yet. A ring counts until the program polls it
-/// in a call that usring sees.
+/// inherited table entries. A ring counts until the program polls it in a call that usring sees.
 pub static UNWATCHED: AtomicU32 = AtomicU32::new(0);
-
-/// Thread pointer of the thread with which this process began, if it is the issuer of a ring that
-/// has reached the process over execve(2).
-static FIRST_THREAD: AtomicUsize = AtomicUsize::new(0);
 
 /// A ring as an open file, in the kernel's sense: its descriptors and registrations share it. When
 /// the last reference is dropped, the ring is closed.
@@ -145,11 +130,6 @@ impl File {
         self.watched.load(Ordering::Relaxed)
     }
 
-    /// Returns the word for the table of places: where other processes find the ring.
-    fn place(&self) -> u64 {
-        self.ring.place().and_then(places::word_of).unwrap_or(0)
-    }
-
     /// Stores the id of the ring's eventfd. By this id, usring recognises a number below the
     /// reserved range as the ring's.
     fn identify(&self, number: i32) {
@@ -209,7 +189,7 @@ pub fn find(number: i32) -> Found<Using> {
     if object == 0 {
         return Found::Other;
     }
-    if object & MARKS != 0 {
+    if object & INHERITED != 0 {
         drop(held);
         return find_with_lock(number, entry);
     }
@@ -224,7 +204,7 @@ pub fn find(number: i32) -> Found<Using> {
 #[cold]
 #[inline(never)]
 fn find_with_lock(number: i32, entry: &AtomicUsize) -> Found<Using> {
-    match share(number, entry) {
+    match share(entry) {
         Found::Ring(file) => checked(Using { file: ManuallyDrop::new(file), held: None }, number),
         Found::Inherited(error) => Found::Inherited(error),
         Found::Other => Found::Other,
@@ -233,14 +213,13 @@ fn find_with_lock(number: i32, entry: &AtomicUsize) -> Found<Using> {
 
 /// Returns a counted reference to the file of a table entry. The function takes and releases the
 /// lock `descriptors`.
-fn share(number: i32, entry: &AtomicUsize) -> Found<Arc<File>> {
+fn share(entry: &AtomicUsize) -> Found<Arc<File>> {
     if entry.load(Ordering::Relaxed) == 0 {
         return Found::Other;
     }
     let _removers_wait = process::current().descriptors.lock();
     match entry.load(Ordering::Acquire) {
         0 => Found::Other,
-        object if object & REACHED != 0 => adopt_reached(number, object).map_or_else(Found::Inherited, Found::Ring),
         object if object & INHERITED != 0 => adopt(object).map_or_else(Found::Inherited, Found::Ring),
         // SAFETY: the pointer comes from `Arc::into_raw`, and stays in the table while the lock is
         // held.
@@ -266,44 +245,6 @@ fn adopt(object: usize) -> Result<Arc<File>, Errno> {
         }
     }
     Ok(file)
-}
-
-/// Makes this process's `File` for a ring that has reached it by its descriptor. Enters the file in
-/// the table under all numbers of the ring. The caller holds the lock `descriptors`.
-#[cold]
-fn adopt_reached(number: i32, object: usize) -> Result<Arc<File>, Errno> {
-    let word = places::word(number);
-    let issuer = (object & ISSUER != 0).then(|| FIRST_THREAD.load(Ordering::Relaxed));
-    let file = File::new(reached::begin(word, issuer)?);
-    hazard::prepare();
-    for number in known_between(0, u32::MAX) {
-        let entry = &TABLE[width::index(number)];
-        if entry.load(Ordering::Relaxed) & REACHED != 0 && places::word(number) == word {
-            if number < RESERVED_BASE {
-                file.identify(number);
-            }
-            places::set(number, file.place());
-            UNWATCHED.fetch_sub(1, Ordering::Relaxed);
-            entry.store(Arc::into_raw(file.clone()) as usize, Ordering::Release);
-        }
-    }
-    release_place(word);
-    Ok(file)
-}
-
-/// Closes the descriptors of a place that a `REACHED` entry had, unless another such entry has
-/// them. The caller holds the lock `descriptors`.
-fn release_place(word: u64) {
-    let Some(place) = places::place_of(word) else { return };
-    let is_reached = |number: &i32| TABLE[width::index(*number)].load(Ordering::Relaxed) & REACHED != 0;
-    let others =
-        || known_between(0, u32::MAX).filter(is_reached).filter_map(|number| places::place_of(places::word(number)));
-    if others().all(|other| other.memory != place.memory) {
-        let _ = descriptor::close(place.memory);
-    }
-    if place.watcher >= 0 && others().all(|other| other.watcher != place.watcher) {
-        let _ = descriptor::close(place.watcher);
-    }
 }
 
 /// Returns `using` if `number` is still a number of its ring, else `Other`. usring does not see
@@ -344,33 +285,25 @@ impl Drop for Inside {
 /// lock of a ring.
 pub fn with_inside<T>(number: i32, work: impl FnOnce(&File) -> T) -> Found<T> {
     let Some(entry) = entry(number) else { return Found::Other };
-    // An entry may get a mark at any moment, because the program may close the number and get
-    // another ring under it. If the entry has a mark, the look-up takes the lock.
+    // After a fork, the child sets the bit `INHERITED` in all entries once, before its other calls.
+    // From then on, entries only lose the bit. So a check before the look-up is enough.
+    let is_inherited = entry.load(Ordering::Acquire) & INHERITED != 0;
     if number >= RESERVED_BASE
+        && !is_inherited
         && let Some((object, held)) = hazard::protect(|| entry.load(Ordering::Acquire))
     {
         let found = match object {
-            _ if object & MARKS != 0 => Err(work),
-            0 => Ok(Found::Other),
+            0 => Found::Other,
             // SAFETY: the pointer comes from `Arc::into_raw`, and is not dropped while `held`
             // lives.
-            _ => Ok(Found::Ring(work(&ManuallyDrop::new(unsafe { Arc::from_raw(object as *const File) })))),
+            _ => Found::Ring(work(&ManuallyDrop::new(unsafe { Arc::from_raw(object as *const File) }))),
         };
         if let Some(held) = held {
             end_inside(held);
         }
-        match found {
-            Ok(found) => return found,
-            Err(work) => return with_lock_inside(number, entry, work),
-        }
+        return found;
     }
-    with_lock_inside(number, entry, work)
-}
-
-/// Does what [`with_inside`] does, under the lock `descriptors`.
-#[cold]
-fn with_lock_inside<T>(number: i32, entry: &AtomicUsize, work: impl FnOnce(&File) -> T) -> Found<T> {
-    let file = match share(number, entry) {
+    let file = match share(entry) {
         Found::Ring(file) => file,
         Found::Inherited(error) => return Found::Inherited(error),
         Found::Other => return Found::Other,
@@ -432,56 +365,11 @@ pub fn insert(number: i32, file: Arc<File>) -> Result<(), Errno> {
         file.identify(number);
         LOW_ALIASES.fetch_add(1, Ordering::Relaxed);
     }
-    places::set(number, file.place());
-    enter(number, entry, Arc::into_raw(file) as usize);
-    Ok(())
-}
-
-/// Enters a ring that has reached this process by its descriptor in the table of rings, under a
-/// number that has no entry. `word`: its place, whose descriptors now belong to the entry.
-/// `is_issuer`: the calling thread is the ring's issuer.
-///
-/// Errors: `EMFILE` if the number is beyond the table; `EEXIST` if it has an entry.
-pub fn insert_reached(number: i32, word: u64, is_issuer: bool) -> Result<(), Errno> {
-    let entry = entry(number).ok_or(Errno::EMFILE)?;
-    if entry.load(Ordering::Relaxed) != 0 {
-        return Err(Errno::EEXIST);
-    }
-    if number < RESERVED_BASE {
-        LOW_ALIASES.fetch_add(1, Ordering::Relaxed);
-    }
-    UNWATCHED.fetch_add(1, Ordering::Relaxed);
-    if is_issuer {
-        FIRST_THREAD.store(thread::current().0, Ordering::Relaxed);
-    }
-    places::set(number, word);
-    enter(number, entry, REACHED | if is_issuer { ISSUER } else { 0 });
-    Ok(())
-}
-
-fn enter(number: i32, entry: &AtomicUsize, object: usize) {
     USED_END.fetch_max(number + 1, Ordering::Relaxed);
     hazard::prepare();
     devices::forget(number);
-    entry.store(object, Ordering::Release);
-}
-
-/// Prepares the ring of `number` for the program that this process is about to execute, and which
-/// the ring reaches. Returns whether the calling thread is the ring's issuer (SINGLE_ISSUER).
-pub fn leave_to_next_program(number: i32) -> bool {
-    match entry(number).map_or(0, |entry| entry.load(Ordering::Acquire)) {
-        object if object & REACHED != 0 => {
-            object & ISSUER != 0 && FIRST_THREAD.load(Ordering::Relaxed) == thread::current().0
-        }
-        object if object & INHERITED != 0 => false,
-        _ => {
-            let publish = |file: &Arc<File>| {
-                file.ring.publish_for_next_program();
-                file.ring.is_issued_here()
-            };
-            matches!(with(number, publish), Found::Ring(true))
-        }
-    }
+    entry.store(Arc::into_raw(file) as usize, Ordering::Release);
+    Ok(())
 }
 
 /// Removes a number from the table. Returns a reference to the file of the number's ring. `None`:
@@ -495,15 +383,10 @@ pub fn remove(number: i32) -> Option<Arc<File>> {
         if object != 0 && number < RESERVED_BASE {
             LOW_ALIASES.fetch_sub(1, Ordering::Relaxed);
         }
-        let word = places::word(number);
-        places::set(number, 0);
-        if object & REACHED != 0 {
-            release_place(word);
-        }
-        if object & MARKS != 0 {
+        if object & INHERITED != 0 {
             UNWATCHED.fetch_sub(1, Ordering::Relaxed);
         }
-        if object == 0 || object & MARKS != 0 {
+        if object == 0 || object & INHERITED != 0 {
             return None;
         }
         object
@@ -532,10 +415,10 @@ pub fn known_between(first: u32, last: u32) -> impl Iterator<Item = i32> {
     (first..end).map(|number| number.cast_signed()).filter(|number| is_known(*number))
 }
 
-/// Returns the descriptor numbers of the rings that this process uses. A ring for which it has no
-/// `File` yet does not count.
+/// Returns the descriptor numbers of the rings that this process uses. A ring that it has inherited
+/// and never used does not count.
 pub fn in_use() -> impl Iterator<Item = i32> {
-    let is_used = |number: &i32| TABLE[width::index(*number)].load(Ordering::Acquire) & MARKS == 0;
+    let is_used = |number: &i32| TABLE[width::index(*number)].load(Ordering::Acquire) & INHERITED == 0;
     known_between(0, u32::MAX).filter(is_used)
 }
 
@@ -543,11 +426,7 @@ pub fn in_use() -> impl Iterator<Item = i32> {
 pub fn reset_in_child() {
     let mut inherited = 0;
     for number in known_between(0, u32::MAX) {
-        let entry = &TABLE[width::index(number)];
-        match entry.load(Ordering::Relaxed) {
-            object if object & REACHED != 0 => entry.store(REACHED, Ordering::Relaxed),
-            object => entry.store(object | INHERITED, Ordering::Relaxed),
-        }
+        TABLE[width::index(number)].fetch_or(INHERITED, Ordering::Relaxed);
         inherited += 1;
     }
     UNWATCHED.store(inherited, Ordering::Relaxed);

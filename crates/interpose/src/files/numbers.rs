@@ -33,19 +33,7 @@ pub fn duplicate_reserved(number: i32, lowest: i32, close_on_exec: bool) -> Resu
 /// Returns the id that /proc shows for an eventfd, plus 1. The eventfd has the descriptor `number`
 /// in `process`; `None` stands for this process. Returns `None` if the file is no eventfd.
 pub fn eventfd_id(process: Option<u32>, number: i32) -> Option<u64> {
-    // 1 is added, because 0 stands for an unknown id.
-    described(process, number, b"eventfd-id:").map(|id| 1 + id)
-}
-
-/// Returns the id of the process to which a pidfd refers. `None`: the process has ended, this
-/// process's PID namespace does not have it, or the number is that of another file.
-pub fn process_of(pidfd: i32) -> Option<u32> {
-    described(None, pidfd, b"\nPid:").map(width::low).filter(|process| *process != 0)
-}
-
-/// Returns the number that follows `label` in the description of a descriptor in /proc.
-fn described(process: Option<u32>, number: i32, label: &[u8]) -> Option<u64> {
-    let mut path = ShortText::default();
+    let mut path = PathTo { bytes: [0; 40], length: 0 };
     path.push(b"/proc/");
     match process {
         Some(process) => path.push_number(process),
@@ -59,35 +47,25 @@ fn described(process: Option<u32>, number: i32, label: &[u8]) -> Option<u64> {
     let mut text = [0u8; 512];
     let arguments = [width::word(file.number()), text.as_mut_ptr() as u64, text.len() as u64, 0, 0];
     let length = width::size(SystemCall::new(linux::__NR_read, arguments).run().ok()?);
+    let label = b"eventfd-id:";
     let start = text[..length].windows(label.len()).position(|window| window == label)? + label.len();
-    let rest = text[start..length].trim_ascii_start();
-    let digits = rest.iter().position(|byte| !byte.is_ascii_digit()).unwrap_or(rest.len());
-    core::str::from_utf8(&rest[..digits]).ok()?.parse().ok()
+    let digits = text[start..length].iter().skip_while(|byte| **byte == b' ').take_while(|byte| byte.is_ascii_digit());
+    // 1 is added, because 0 stands for an unknown id.
+    Some(1 + digits.fold(0u64, |value, digit| value * 10 + u64::from(digit - b'0')))
 }
 
-/// A text of 40 bytes at most, which needs no memory of the heap. The bytes behind it are 0.
-pub struct ShortText {
+struct PathTo {
     bytes: [u8; 40],
     length: usize,
 }
 
-impl Default for ShortText {
-    fn default() -> Self {
-        ShortText { bytes: [0; 40], length: 0 }
-    }
-}
-
-impl ShortText {
-    pub fn with_nul(&self) -> &[u8] {
-        &self.bytes[..=self.length]
-    }
-
-    pub fn push(&mut self, text: &[u8]) {
+impl PathTo {
+    fn push(&mut self, text: &[u8]) {
         self.bytes[self.length..self.length + text.len()].copy_from_slice(text);
         self.length += text.len();
     }
 
-    pub fn push_number(&mut self, number: u32) {
+    fn push_number(&mut self, number: u32) {
         if number >= 10 {
             self.push_number(number / 10);
         }

@@ -25,8 +25,6 @@ const PROBE: &[u8] = b"USRING_PROBE_FD=";
 /// needs an even number.
 const PAD: &[u8] = b"USRING_PAD=";
 pub const PADDING: &[u8] = b"USRING_PAD=1\0";
-/// Variable that names the list of the rings that reach this program over execve(2).
-pub const RINGS: &[u8] = b"USRING_RINGS=";
 const DEVICES: &[u8] = b"USRING_DEVICES=";
 const STATISTICS: &[u8] = b"USRING_STATS=";
 const FAULTS: &[u8] = b"USRING_FAULTS=";
@@ -47,7 +45,7 @@ pub const RUNTIME: &[u8] = b"USRING_RUNTIME=";
 
 /// Variables that apply only to the program in which this code runs. A program that this process
 /// executes later does not get them.
-const OF_ONE_PROGRAM: [&[u8]; 4] = [PROBE, PAD, RUNTIME, RINGS];
+const OF_ONE_PROGRAM: [&[u8]; 3] = [PROBE, PAD, RUNTIME];
 /// Variables for every program that this process or its children execute.
 const OF_ALL_PROGRAMS: [&[u8]; 17] = [
     NO_PATCH,
@@ -82,7 +80,6 @@ pub struct OwnVariables {
     runtime: Vec<u8>,
     pub no_patch: bool,
     probe: Option<i32>,
-    rings: Option<i32>,
 }
 
 impl OwnVariables {
@@ -177,7 +174,6 @@ impl OwnVariables {
         let is_on = value == b"1";
         match name {
             PROBE => self.probe = number_of(value),
-            RINGS => self.rings = number_of(value),
             RUNTIME => self.runtime = value.into(),
             NO_PATCH => self.no_patch = value != b"" && value != b"0",
             POLLING_ENTER if is_on => usring_engine::have_enter_poll(),
@@ -266,11 +262,6 @@ pub fn report_probe() {
         eventfd::signal(probe);
         let _ = descriptor::close(probe);
     }
-}
-
-/// Returns the descriptor of the list of the rings that reach this program over execve(2).
-pub fn handed_rings() -> Option<i32> {
-    own_variables()?.rings
 }
 
 /// Returns the path of the file in which the process counts its rings, if there is one.

@@ -19,8 +19,6 @@
 
 use crate::call::{Call, Outcome};
 use crate::files::descriptors;
-use crate::files::handover::Handover;
-use crate::files::numbers::ShortText;
 use crate::process::environment::{self, OwnVariables, PADDING, PRELOAD, RUNTIME};
 use crate::process::{self, stacks};
 use crate::program::exec_call;
@@ -170,12 +168,9 @@ fn with_library(execution: &Execution, runtime: &[u8]) -> Result<u64, Errno> {
     else {
         return run(execution, execution.call.arguments[execution.environment]);
     };
-    let handover = if execution.is_unserved { None } else { Handover::prepare() };
-    let rings = handover.as_ref().map(Handover::variable);
-    let rings = rings.as_ref().map_or(&[][..], ShortText::with_nul);
     // If the program passes a bad array of variables, the call fails here with the error that the
     // kernel would return.
-    let size = measure(execution.call.arguments[execution.environment], own_variables, runtime, rings)?;
+    let size = measure(execution.call.arguments[execution.environment], own_variables, runtime)?;
     if size.variables <= 64 && size.bytes <= 512 {
         on_stack::<64, 512>(execution, own_variables, &size)
     } else if size.variables <= 512 && size.bytes <= 4096 {
@@ -216,9 +211,6 @@ struct Size<'a> {
     /// The sanitizer's runtime that the new LD_PRELOAD has to name first. Empty if the next program
     /// needs none, or if its LD_PRELOAD names the runtime already.
     runtime: &'a [u8],
-    /// The variable that names the list of the rings that reach the next program, with its NUL.
-    /// Empty if there are none.
-    rings: &'a [u8],
     /// The first and the last LD_PRELOAD that the program passes. musl's loader uses the first one,
     /// and glibc's the last one.
     preloads: [Option<Preload>; 2],
@@ -244,12 +236,7 @@ fn variable(array: u64, index: usize) -> Result<u64, Errno> {
     user_memory::read(UserAddress(array).offset(index as u64 * 8))
 }
 
-fn measure<'a>(
-    array: u64,
-    own_variables: &OwnVariables,
-    mut runtime: &'a [u8],
-    rings: &'a [u8],
-) -> Result<Size<'a>, Errno> {
+fn measure<'a>(array: u64, own_variables: &OwnVariables, mut runtime: &'a [u8]) -> Result<Size<'a>, Errno> {
     let (mut given, mut present) = (0, 0);
     let mut preloads: [Option<Preload>; 2] = [None; 2];
     loop {
@@ -281,10 +268,10 @@ fn measure<'a>(
     // bytes are a colon after the runtime in each of the two LD_PRELOADs, and the NUL of the
     // runtime's variable.
     let bytes = own + 2 * own_variables.library.len() + 3 * runtime.len() + RUNTIME.len() + 3;
-    // The 5 pointers are for LD_PRELOAD, the runtime's variable, that of the rings, the padding,
-    // and the null at the end.
-    let variables = given + own_variables.variables.len() + 5;
-    Ok(Size { given, variables, bytes, runtime, rings, preloads, present })
+    // The 4 pointers are for LD_PRELOAD, the runtime's variable, the padding, and the null at the
+    // end.
+    let variables = given + own_variables.variables.len() + 4;
+    Ok(Size { given, variables, bytes, runtime, preloads, present })
 }
 
 fn starts_with(address: u64, prefix: &[u8]) -> bool {
@@ -361,10 +348,6 @@ fn finish_array(own_variables: &OwnVariables, size: &Size<'_>, variables: &mut [
             variables[end] = variable.as_ptr() as u64;
             end += 1;
         }
-    }
-    if !size.rings.is_empty() {
-        variables[end] = size.rings.as_ptr() as u64;
-        end += 1;
     }
     // The number of usring's variables must be even: see `environment::hide`.
     if !(end - size.given).is_multiple_of(2) {
