@@ -22,8 +22,7 @@
 //!   limit, the host uses [`limits`] or [`set_limits`]. When the program executes another program,
 //!   the host uses [`with_program_limit`].
 //!
-//! In two cases usring borrows numbers from the program's range, far above those that the program
-//! uses:
+//! In two cases usring borrows numbers far above those that the program uses:
 //! - There is no reserve, because the hard limit is reached or the host does not allow one.
 //! - The program's limit is so high that no program reaches it.
 
@@ -99,8 +98,7 @@ static PRIVATE: Numbers = Numbers::none();
 /// All numbers of the reserve (usring's numbers above the program's limit). If a duplicate with
 /// such a number is closed, a placeholder replaces it.
 static RESERVE: Numbers = Numbers::none();
-/// Numbers of the reserve whose placeholder (a duplicate of an unused eventfd) a new duplicate may
-/// replace.
+/// Numbers of the reserve whose placeholders (duplicates of an unused eventfd) may be replaced.
 static IDLE: Numbers = Numbers::none();
 
 /// Whether the host (the code in which the engine runs) has called [`allow_reserve`], because it
