@@ -75,7 +75,7 @@ pub enum NameError<'a> {
 impl CallSet {
     /// Parses a SET: names and classes, separated by commas, or `all` or `none`. A `!` in front
     /// means all calls but these. A `?` in front of a name allows it to be unknown. If `kind` is
-    /// given, the set has members of this kind only, and each name must have some.
+    /// given, the set has members of this kind only, and each name without `?` must have some.
     pub fn parse<'a>(text: &'a str, kind: Option<Kind>) -> Result<CallSet, NameError<'a>> {
         let (negated, list) = match text.strip_prefix('!') {
             Some(list) => (true, list),

@@ -31,7 +31,6 @@ impl Journal {
         usring_sys::width::count(marked.len())
     }
 
-    /// Returns the slots of this process's requests that another process has marked. A slot stays
     /// Returns the slots of this process's requests that another process has marked for
     /// cancellation. A slot keeps the mark until its request has ended.
     pub fn own_cancelled(&self) -> Vec<JournalSlot> {
