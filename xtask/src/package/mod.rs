@@ -21,7 +21,7 @@ use std::process::Command;
 
 /// Maximum size of the launcher and the library together, in bytes. The goal is 4,000,000. A commit
 /// that raises this limit says which feature needs the bytes.
-const MOST_BYTES: u64 = 5_300_000;
+const MOST_BYTES: u64 = 5_320_000;
 
 /// A release that is being packaged.
 pub struct Release {
