@@ -116,11 +116,11 @@ fn an_action_that_does_not_work_on_a_call_is_refused_with_the_reason() {
     assert!(reason("call:read:overflow").contains("no request of a ring"));
     assert!(reason("aio:read:overflow").contains("no request of a ring"));
     assert!(reason("call:read:reorder=1").contains("plain system call"));
-    assert!(reason("read:cancel:error=EIO").contains("an answer of its own"));
+    assert!(reason("read:cancel:error=EIO").contains("always answers -ECANCELED"));
     assert!(reason("read:overflow=1").contains("takes no value"));
     assert!(reason("read:flip=0").contains("a number of bits"));
     assert!(reason("read:error=EIO:by=inline").contains("add effect=done"));
-    assert!(reason("read:short=1:by=inline").contains("after it was made"));
+    assert!(reason("read:short=1:by=inline").contains("only afterwards"));
     assert!(reason("read:cancel:by=poll").contains("drop by="));
     assert!(reason("read:error=EIO:by=kernel").contains("inline, poll or worker"));
     assert!(reason("call:read:error=EIO:by=poll").contains("plain system call"));
