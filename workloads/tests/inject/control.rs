@@ -106,7 +106,7 @@ fn without_a_run_with_rules_the_command_says_so() {
     command.args(["ctl", "inject", "list"]).env("XDG_RUNTIME_DIR", stage.path(""));
     let output = command.output().unwrap();
     assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&output.stderr).contains("`--inject none` is enough"));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("start one with `usring run --inject none -- PROGRAM`"));
     let names = Command::new(stage.path("tools/usring")).args(["ctl", "inject", "names"]).output().unwrap();
     let text = String::from_utf8_lossy(&names.stdout);
     assert!(text.contains("poll_add") && text.contains("renameat2") && text.contains("%sync"), "{text}");
