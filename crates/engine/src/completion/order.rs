@@ -181,8 +181,8 @@ pub(crate) fn end(
 }
 
 /// Completes a request. With `overflows`, the CQ counts as full if the program has not consumed all
-/// of its CQEs. So the CQ behaves as one that has fewer entries. An empty CQ never counts as full: a
-/// program that waits for its eventfd would wait for ever.
+/// of its CQEs. So the CQ behaves as one that has fewer entries. An empty CQ never counts as full,
+/// because a program that waits for its eventfd would wait for ever.
 fn post(locked: &mut LockedRing, request: RequestEntry, answer: Answer, overflows: bool) {
     let had_backlog = locked.queues.cq.has_overflow();
     let overflows = overflows && locked.queues.cq.has_unread();
